@@ -39,13 +39,17 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def _alone(path: Path) -> Iterator[BinaryIO]:
     """A file that no other process writes meanwhile, emptied: what a process left that was killed is of no use."""
     while True:
-        with path.open("ab") as file:
+        file = path.open("ab")
+        try:
             try_lock(file.fileno(), wait=True)
             if not _is_at(path, file):  # who held it has given it another name
                 continue
             file.truncate(0)
             yield file
             return
+        finally:
+            with contextlib.suppress(OSError):  # what a network's disk tells here is of no account: all was synced
+                file.close()
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:
@@ -94,16 +98,22 @@ def discard(path: Path) -> None:
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
-    """Add an object to a file of JSON lines, floats in full precision: all of it or, with an OSError, nothing.
+    """Add an object, unlike the one before it, to a file of JSON lines, floats in full precision: all of it or nothing.
 
-    What storage that failed has left of a line before, and did not let be taken back, is taken back first.
+    What storage that failed has left of a line before, and did not let be taken back, is taken back first; or it is
+    this very line, where all of it was written before a network's disk said no.
+
+    Raises:
+        OSError: nothing was added, or some of it that can't be taken back now.
     """
-    end = _end_of_lines(path)
+    line, end = (json.dumps(values) + "\n").encode(), _end_of_lines(path)
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("a+b") as file:
             if file.tell() > end:
                 file.truncate(end)
-            file.write(json.dumps(values) + "\n")
+            file.seek(max(0, end - len(line) - 1))
+            if file.read() not in (line, b"\n" + line):
+                file.write(line)
     except OSError:
         with contextlib.suppress(OSError):
             os.truncate(path, end)

@@ -84,6 +84,71 @@ def test_half_a_line_that_could_not_be_taken_back_is_no_part_of_the_next(tmp_pat
     assert path.read_text() == '{"step": 1}\n'
 
 
+@pytest.fixture
+def close_fails(monkeypatch):
+    """Have files that Path opens for writing be closed, and tell an error, as a network's disk does."""
+
+    def fail(file):
+        file.close()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    class Told:
+        def __init__(self, file):
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            fail(self.file)
+
+        def close(self):
+            fail(self.file)
+
+    really_open = Path.open
+
+    def open_file(path, mode="r", **options):
+        file = really_open(path, mode, **options)
+        return file if mode in ("r", "rb") else Told(file)
+
+    monkeypatch.setattr(Path, "open", open_file)
+
+
+def test_a_line_that_was_written_before_its_file_could_not_be_closed_is_not_there_twice(
+    tmp_path, monkeypatch, close_fails
+):
+    """Nor taken back, which fails as well."""
+    path, lines = tmp_path / "metrics.jsonl", [{"step": step, "loss": 0.1 * step} for step in range(8, 12)]
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "truncate", fail)
+    for line in lines:
+        for _ in range(3):
+            with pytest.raises(OSError, match="Input/output error"):
+                append_line(path, line)
+    assert list(read_lines(path)) == lines
+
+
+def test_a_line_that_ends_as_the_one_before_it_does_is_another(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b' {"a": 1}\n')
+    append_line(path, {"a": 1})
+    assert path.read_bytes() == b' {"a": 1}\n{"a": 1}\n'
+
+
+def test_what_is_on_disk_is_written_whatever_is_told_where_it_is_closed(tmp_path, close_fails):
+    write_atomically(tmp_path / "file", "text")
+    assert (tmp_path / "file").read_text() == "text"
+    write_atomically(tmp_path / "file", "another")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "another"
+
+
 def test_a_missing_file_has_no_lines_and_one_cut_by_a_crash_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert list(read_lines(path)) == []
