@@ -112,7 +112,7 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
             if file.tell() > end:
                 file.truncate(end)
             file.seek(max(0, end - len(line) - 1))
-            if file.read() not in (line, b"\n" + line):
+            if file.read(len(line) + 1) not in (line, b"\n" + line):
                 file.write(line)
     except OSError:
         with contextlib.suppress(OSError):
