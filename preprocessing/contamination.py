@@ -8,7 +8,6 @@ It occurs in the corpus when 70 % of its sequences of eight words do, anywhere, 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +21,7 @@ from preprocessing.fingerprints import word_sequences, words_of
 from preprocessing.globs import files_below
 from preprocessing.sources import SourceError, StorageError
 from preprocessing.sources.lines import parse_json
+from preprocessing.status import is_dir
 from preprocessing.terminal import counted
 from preprocessing.text import clean
 
@@ -60,7 +60,7 @@ def read_benchmark(folder: Path, note: Callable[[str], None]) -> Benchmark:
     """
     endings = ", ".join(sorted(_READERS))
     paths = files_below(folder)
-    if not paths and not os.path.isdir(folder):  # noqa: PTH112 - Path's own is an error for a name that is too long
+    if not paths and not is_dir(folder):
         raise SourceError(f"{folder}: no such folder; --contamination takes one that holds a benchmark's files")
     if others := [path for path in paths if path.suffix.lower() not in _READERS]:
         note(f"{counted(len(others), 'file')} below {folder} passed over, such as {others[0]}: read are {endings}")
