@@ -258,7 +258,7 @@ def compare(pairs: Pairs, resamples: int, seed: int) -> Difference:
     n = pairs.units
     units, batch, generator = np.arange(n), max(1, _AT_ONCE // n), np.random.default_rng(seed)
     drawn = scipy.stats.bootstrap(
-        (units,), lambda drawn, **_: pairs.resampled(np.atleast_2d(drawn)), n_resamples=resamples, batch=batch,
+        (units,), lambda drawn, **_: _by_rows(pairs.resampled, drawn), n_resamples=resamples, batch=batch,
         vectorized=True, confidence_level=CONFIDENCE, method="percentile", random_state=generator,
     )  # fmt: skip
     low, high = drawn.confidence_interval
@@ -267,10 +267,15 @@ def compare(pairs: Pairs, resamples: int, seed: int) -> Difference:
     if abs(b - a) < _SAME:  # every difference is as large; twice scipy's smaller tail of those drawn falls short of 1
         return Difference(a, b, float(low), float(high), 1.0, RANDOMISATION, n)
     swapped = scipy.stats.permutation_test(
-        (units, units + n), lambda first, _, **__: pairs.swapped(np.atleast_2d(first >= n)), n_resamples=resamples,
+        (units, units + n), lambda first, _, **__: _by_rows(pairs.swapped, first >= n), n_resamples=resamples,
         batch=batch, vectorized=True, permutation_type="samples", random_state=generator,
     )  # fmt: skip
     return Difference(a, b, float(low), float(high), float(swapped.pvalue), RANDOMISATION, n)
+
+
+def _by_rows(differences: Callable[[np.ndarray], np.ndarray], drawn: np.ndarray) -> np.ndarray:
+    """A method of Pairs on arrays [..., N] as scipy has them: [...], of one row alone too."""
+    return differences(drawn.reshape(-1, drawn.shape[-1])).reshape(drawn.shape[:-1])
 
 
 def mc_nemar(is_right: np.ndarray) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,3 +161,28 @@ def test_means_over_seeds_are_compared_where_they_vary() -> None:
     assert welch(a, [70.0]) is None
     assert welch([1.0, 1.0], [2.0, 2.0 + 1e-13]) is None
     assert welch([70.0, 70.0], [72.0, 74.0]) == pytest.approx(2 * scipy.stats.t.sf(3, df=1))  # one of both varies
+
+
+@pytest.mark.parametrize("metric", ["f1", "spearman"])
+def test_scipy_gets_a_figure_of_each_row_and_of_one_row_a_figure(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 1.18 on, which needs Python 3.12, it takes nothing else."""
+    drawn, asked = np.random.default_rng(0).permuted(np.tile(np.arange(40), (3, 1)), axis=1), []
+
+    def ask(of: str) -> None:
+        really_call = getattr(scipy.stats, of)
+
+        def call(data: tuple[np.ndarray, ...], statistic: Callable[..., np.ndarray], **options: Any) -> Any:
+            each = statistic(*(drawn for _ in data), axis=-1)
+            assert each.shape == (3,)
+            for row, figure in zip(drawn, each, strict=True):
+                alone = statistic(*(row for _ in data), axis=-1)
+                assert (alone.shape, float(alone)) == ((), figure)
+            asked.append(of)
+            return really_call(data, statistic, **options)
+
+        monkeypatch.setattr(scipy.stats, of, call)
+
+    ask("bootstrap")
+    ask("permutation_test")
+    compare(of_labels(metric, *predictions(metric, 40)), 200, seed=0)
+    assert asked == ["bootstrap", "permutation_test"]
