@@ -7,15 +7,17 @@ What happens is in preprocessing.transforms; this file is run as a script, so no
 
 from __future__ import annotations
 
-import logging
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
-# Python puts a script's own folder first on the module path, where our inspect.py would hide the standard library's.
+# Python puts a script's own folder first on the module path, where our inspect.py would hide the standard library's,
+# which nearly every other import wants.
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import logging
+import time
+from collections.abc import Sequence
 
 from preprocessing.extras import needs
 
