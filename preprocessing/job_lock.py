@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from preprocessing import files
-from preprocessing.locks import holder, wait_and_lock
+from preprocessing.locks import holder, lock_file, wait_and_lock
 from preprocessing.output import JobFailedError, cannot_be
 from preprocessing.status import exists
 from preprocessing.storage_errors import is_full, reason
@@ -53,12 +52,12 @@ def _locked(output: Path, note: Callable[[str], None]) -> Iterator[None]:
     path = output / LOCK
     with ExitStack() as undo:  # the last first: a file that is still open would keep its folder on NFS
         undo.callback(_remove_empty, path.parent, *([] if exists(output) else [output]))
-        undo.callback(_close, _lock(path, note))
+        undo.enter_context(_lock(path, note))
         undo.callback(_remove, output)
         yield
 
 
-def _lock(path: Path, note: Callable[[str], None]) -> TextIO:
+def _lock(path: Path, note: Callable[[str], None]) -> ExitStack:
     """The open file, which holds the lock if it can; an earlier job gets time to end, or NFS to see that its node has.
 
     Raises:
@@ -74,33 +73,33 @@ def _lock(path: Path, note: Callable[[str], None]) -> TextIO:
         note(f"{in_use(who)}waiting up to {PATIENCE:.0f} s for it to end")
 
     while True:
-        file = _open(path)
-        try:
-            held = wait_and_lock(file, PATIENCE, wait)
-            is_there = held is not False and _is_open_at(path, file.fileno())
-        except OSError as error:
-            note(_without(output, error))
-            return file
-        if held is False:
-            who = holder(file)
-            _close(file)
-            raise JobFailedError(f"{in_use(who)}end that job, or choose another --output")
-        if held is None:
-            note(f"{output}: the file system has no locks; make sure that no other job works there")
-        if is_there:
-            return file
-        _close(file)  # that of a job that has just ended, and removed it
+        with ExitStack() as opened:
+            file = _open(path, opened)
+            try:
+                held = wait_and_lock(file, PATIENCE, wait)
+                is_there = held is not False and _is_open_at(path, file.fileno())
+            except OSError as error:
+                note(_without(output, error))
+                return opened.pop_all()
+            if held is False:
+                raise JobFailedError(f"{in_use(holder(file))}end that job, or choose another --output")
+            if held is None:
+                note(f"{output}: the file system has no locks; make sure that no other job works there")
+            if is_there:
+                return opened.pop_all()
+            # Else it is that of a job that has just ended, and removed it.
 
 
-def _open(path: Path) -> TextIO:
-    for attempt in itertools.count(1):
+def _open(path: Path, opened: ExitStack) -> TextIO:
+    attempts = 0
+    while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return path.open("a+", encoding="utf-8", errors="replace")
+            return opened.enter_context(lock_file(path))
         except (FileNotFoundError, FileExistsError):  # another job that has just ended may be removing the folder
-            if attempt == _ATTEMPTS:
+            attempts += 1
+            if attempts == _ATTEMPTS:
                 raise
-    raise AssertionError
 
 
 def _is_open_at(path: Path, descriptor: int) -> bool:
@@ -108,11 +107,6 @@ def _is_open_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-def _close(file: TextIO) -> None:
-    with suppress(OSError):  # NFS tells only then of what it could not write: who holds it, which is for messages
-        file.close()
 
 
 def _remove(output: Path) -> None:

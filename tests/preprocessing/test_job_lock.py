@@ -85,11 +85,7 @@ class _Closing(io.TextIOWrapper):
 def test_what_ends_a_job_is_told_though_the_lock_can_not_be_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def opened(path: Path) -> TextIO:
-        path.parent.mkdir(parents=True)
-        return _Closing(path.open("a+b"), encoding="utf-8")  # type: ignore[arg-type]
-
-    monkeypatch.setattr(job_lock, "_open", opened)
+    monkeypatch.setattr(Path, "open", lambda path, *_, **__: _Closing(io.FileIO(path, "a+"), encoding="utf-8"))
     with pytest.raises(JobFailedError, match="why it ends"), alone(str(tmp_path / "out"), pytest.fail):
         raise JobFailedError("why it ends")
     assert not (tmp_path / "out").exists()
@@ -140,7 +136,7 @@ def test_who_holds_a_lock_need_not_be_readable(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(job_lock, "PATIENCE", 0.1)
     with alone(str(tmp_path / "out"), pytest.fail):
-        monkeypatch.setattr(job_lock, "_open", lambda path: Unreadable(path.open("a+b"), encoding="utf-8"))
+        monkeypatch.setattr(Path, "open", lambda path, *_, **__: Unreadable(io.FileIO(path, "a+"), encoding="utf-8"))
         with pytest.raises(JobFailedError, match="another job is at work there, another process; end that job"):
             alone(str(tmp_path / "out"), lambda _told: None).__enter__()
 
