@@ -64,12 +64,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command: errors in one line, exit code 2 for the user's and 1 for those that may pass."""
     try:
         run(sys.argv[1:] if argv is None else argv)
-    except (JobFailedError, UnavailableError) as error:
+    except (
+        EncoderError, JobError, JobFailedError, ShardError, ShardingError, SourceError, StorageError, UnavailableError,
+        VocabularyError,
+    ) as error:  # fmt: skip
         tell_error(error, "make_shards")
-        raise SystemExit(FAILED) from error
-    except (EncoderError, JobError, ShardError, ShardingError, SourceError, StorageError, VocabularyError) as error:
-        tell_error(error, "make_shards")
-        raise SystemExit(exit_code(error)) from error
+        raise SystemExit(FAILED if isinstance(error, JobFailedError) else exit_code(error)) from error
 
 
 if __name__ == "__main__":
