@@ -111,11 +111,14 @@ def size(path: str) -> int:
     try:
         if not is_remote(path):
             return Path(path).stat().st_size
-        [found] = FileSystems.match([path])
-        [metadata] = found.metadata_list
-        return int(metadata.size_in_bytes)
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{path}: can't be read ({error}); once it can, the same command goes on") from error
+        sizes = [*match(path).values()]
+        if len(sizes) != 1:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return sizes[0]
+    except OSError as error:
+        raise StorageError(
+            f"{path}: can't be read ({error.strerror or error}); once it can, the same command goes on"
+        ) from error
 
 
 def exists(path: str) -> bool:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from preprocessing.files import exists, names_below, read_json, read_text, write_text
+from preprocessing.files import exists, names_below, read_json, read_text, size, write_text
+from preprocessing.sources import StorageError
+from tests.preprocessing import memory_filesystem
 
 
 def test_names_below_are_those_of_regular_files(tmp_path: Path) -> None:
@@ -84,3 +86,12 @@ def test_a_folder_that_can_not_be_looked_at_is_not_made_again(tmp_path: Path, mo
         write()
     assert (tmp_path / "new" / "file").read_text() == "whole"
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_an_input_that_is_gone_is_told_so_wherever_it_lay(tmp_path: Path) -> None:
+    for path in (f"{tmp_path}/gone", f"{memory_filesystem.MemoryFileSystem.SCHEME}://bucket/gone"):
+        with pytest.raises(StorageError) as raised:
+            size(path)
+        assert str(raised.value) == (
+            f"{path}: can't be read (No such file or directory); once it can, the same command goes on"
+        )
