@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from preprocessing.sources import SourceError
 
-_MAGIC = re.compile(rb"BZh[1-9]")
+MAGIC = re.compile(rb"BZh[1-9]")
 # A stream's header with that of its first block. Compressed data may look like it (once in 10^13 files of 20 GB).
 _START = re.compile(rb"BZh[1-9]1AY&SY")
 _START_BYTES = 10
@@ -25,7 +25,7 @@ _BLOCK = 900_000  # that a block of text holds, at whose end is its checksum; on
 
 def is_bzip2(beginning: bytes) -> bool:
     """Whether a file is compressed so, by its first four bytes or more."""
-    return bool(_MAGIC.match(beginning))
+    return bool(MAGIC.match(beginning))
 
 
 def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, bytes]]:

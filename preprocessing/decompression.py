@@ -15,12 +15,16 @@ import pyarrow as pa
 from preprocessing import bzip2
 from preprocessing.sources import SourceError, is_of_storage
 
-_GZIP = b"\x1f\x8b"
-_XZ = b"\xfd7zXZ\x00"
-_ZSTANDARD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # a frame, or one to skip, as pzstd writes
-_ZIP = b"PK\x03\x04"
-_TAR, _TAR_AT = b"ustar", 257  # in the header of an archive's first file
-_BEGINNING = _TAR_AT + len(_TAR)  # bytes of a file that tell what it is
+# How what is no plain text begins.
+_MAGIC = {
+    "zip": re.compile(rb"PK\x03\x04"),
+    "tar": re.compile(rb".{257}ustar", re.DOTALL),  # in the header of its first file
+    "gzip": re.compile(rb"\x1f\x8b"),
+    "xz": re.compile(rb"\xfd7zXZ\x00"),
+    "zstandard": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # a frame, or one to skip, as pzstd writes
+    "bzip2": bzip2.MAGIC,
+}
+_BEGINNING = 262  # bytes of a file, in which all of these are
 _READ = 1 << 18  # bytes of a compressed file
 _PIECE = 1 << 14  # bytes of what comes out of it: when it ends within a piece, that piece is lost
 # What the decompressors raise for a file that is cut short or damaged.
@@ -38,37 +42,42 @@ def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
     Raises:
         SourceError: the file is a zip or a tar archive, or turns out cut short or damaged while the content is read.
     """
-    start = raw.read(_BEGINNING)
-    raw.seek(0)
-    if start.startswith(_ZIP):
-        raise SourceError(f"{path}: a zip archive; extract the files in it and name these")
-    _refuse_tar(start, path)
-    if start.startswith(_GZIP):
-        pieces = _intact(_pieces_of(gzip.GzipFile(fileobj=raw)), raw, path)
-    elif start.startswith(_XZ):
-        pieces = _intact(_xz_streams(raw), raw, path)
-    elif _ZSTANDARD.match(start):
-        pieces = _intact(_pieces_of(pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")), raw, path)
-    elif bzip2.is_bzip2(start):
-        pieces = (piece for _, piece in bzip2.decompress(raw, 0, path))
-    else:
-        return raw
+    kind = _kind_of(raw)
+    _refuse_archive(kind, path)
+    match kind:
+        case "gzip":
+            pieces = _intact(_pieces_of(gzip.GzipFile(fileobj=raw)), raw, path)
+        case "xz":
+            pieces = _intact(_xz_streams(raw), raw, path)
+        case "zstandard":
+            pieces = _intact(_pieces_of(pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")), raw, path)
+        case "bzip2":
+            pieces = (piece for _, piece in bzip2.decompress(raw, 0, path))
+        case _:
+            return raw
     stream = io.BufferedReader(_Pieces(pieces), buffer_size=1 << 20)
-    _refuse_tar(stream.peek(), path)
+    _refuse_archive(_kind(stream.peek()), path)
     return cast(BinaryIO, stream)
 
 
 def is_plain(raw: BinaryIO) -> bool:
     """Whether a file is read as it lies: neither compressed nor an archive. It is at its beginning before and after."""
+    return _kind_of(raw) is None
+
+
+def _kind_of(raw: BinaryIO) -> str | None:
     beginning = raw.read(_BEGINNING)
     raw.seek(0)
-    packed = beginning.startswith((_ZIP, _GZIP, _XZ)) or _ZSTANDARD.match(beginning) or bzip2.is_bzip2(beginning)
-    return not (packed or beginning.startswith(_TAR, _TAR_AT))
+    return _kind(beginning)
 
 
-def _refuse_tar(beginning: bytes, path: str) -> None:
-    if beginning.startswith(_TAR, _TAR_AT):
-        raise SourceError(f"{path}: a tar archive; extract the files in it and name these")
+def _kind(beginning: bytes) -> str | None:
+    return next((kind for kind, magic in _MAGIC.items() if magic.match(beginning)), None)
+
+
+def _refuse_archive(kind: str | None, path: str) -> None:
+    if kind in ("zip", "tar"):
+        raise SourceError(f"{path}: a {kind} archive; extract the files in it and name these")
 
 
 class _Pieces(io.RawIOBase):
