@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from preprocessing.fingerprints import word_sequences, words_of
 from preprocessing.globs import files_below
-from preprocessing.sources import SourceError, StorageError
+from preprocessing.sources import SourceError, unread
 from preprocessing.sources.lines import parse_json
 from preprocessing.status import is_dir
 from preprocessing.terminal import counted
@@ -88,9 +88,7 @@ def _texts(path: Path, name: str) -> Iterator[str]:
         name.encode()  # it will be in the manifest
         yield from _READERS[path.suffix.lower()](path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise StorageError(
-            f"{path}: can't be read ({error.strerror}); once it can, the same command goes on"
-        ) from error
+        raise unread(path, error) from error
     except ValueError as error:
         raise SourceError(f"{path}: can't be read as {path.suffix} in UTF-8 ({error}); mend or remove it") from error
 

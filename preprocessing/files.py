@@ -27,7 +27,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from preprocessing import status
 from preprocessing.decompression import decompressed
-from preprocessing.sources import StorageError
+from preprocessing.sources import unread
 from preprocessing.storage_errors import FULL, is_no_file
 from preprocessing.work_files import WorkFile
 
@@ -97,9 +97,7 @@ def open_raw(path: str) -> Iterator[BinaryIO]:
         with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as raw:
             yield raw
     except OSError as error:
-        raise StorageError(
-            f"{path}: can't be read ({error.strerror or error}); once it can, the same command goes on"
-        ) from error
+        raise unread(path, error) from error
 
 
 def size(path: str) -> int:
@@ -116,9 +114,7 @@ def size(path: str) -> int:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return sizes[0]
     except OSError as error:
-        raise StorageError(
-            f"{path}: can't be read ({error.strerror or error}); once it can, the same command goes on"
-        ) from error
+        raise unread(path, error) from error
 
 
 def exists(path: str) -> bool:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from apache_beam.io.filesystem import BeamIOError
 
 from preprocessing import files
-from preprocessing.sources import MissingInputError, SourceError, StorageError
+from preprocessing.sources import MissingInputError, SourceError, StorageError, unread
 from preprocessing.status import is_dir, status
 from preprocessing.storage_errors import is_no_file, is_passing
 
@@ -93,8 +93,7 @@ def files_below(folder: Path) -> list[Path]:
         return sorted(map(Path, _match_local(files.absolute(str(folder)), ["**", "*"])))
     except OSError as error:
         if is_passing(error):
-            told = f"{error.filename}: can't be read ({error.strerror}); once it can, the same command goes on"
-            raise StorageError(told) from error
+            raise unread(error.filename, error) from error
         raise SourceError(f"{folder}: can't be searched ({error})") from error
 
 

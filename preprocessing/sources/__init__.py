@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Literal, NamedTuple
 
+from preprocessing.storage_errors import reason
+
 MAX_DOCUMENT = 1 << 25  # characters, of any source; MediaWiki itself stores no more than 2 MiB a page
 MAX_LINES = 1 << 20  # of a document: each is an object of its own while it is read
 MAX_TITLE = 1 << 10  # characters, to which a longer one is cut: MediaWiki's have 255 bytes
@@ -58,6 +60,11 @@ class MissingInputError(SourceError):
 
 class StorageError(RuntimeError):
     """An input whose storage fails, whatever is in it: nothing to skip, and no reason to throw finished work away."""
+
+
+def unread(path: object, error: OSError) -> StorageError:
+    """What to raise of an input that can't be opened or read on."""
+    return StorageError(f"{path}: can't be read ({reason(error)}); once it can, the same command goes on")
 
 
 def is_of_storage(error: BaseException) -> bool:
