@@ -207,7 +207,7 @@ def units_checksum(units: Iterable[Unit]) -> str:
 
 def cut(file: Input, source: Source, options: ReadOptions) -> list[Input]:
     """The parts in which a file is read: a function of its size, its beginning, the options and nothing else."""
-    if source.read is not None:
+    if source.has_parts is not None:
         if file.bytes <= PART_BYTES:
             return [file]
         with files.open_raw(file.path) as raw:

@@ -52,14 +52,9 @@ def read_inputs(
 
 
 def _items(file: Input, options: ReadOptions, wanted: Wanted) -> Iterator[Item]:
-    source = SOURCES[file.source]
-    if file.part is not None:
-        with files.open_raw(file.path) as raw:
-            yield from source.read_part(raw, file.name, file.part, options, wanted)
-    else:
-        assert source.read is not None
-        with files.open_input(file.path) as stream:
-            yield from source.read(stream, file.name, options, wanted)
+    opened = files.open_input if file.part is None else files.open_raw
+    with opened(file.path) as stream:
+        yield from SOURCES[file.source].read(stream, file.name, options, wanted, file.part)
 
 
 def _with_path(message: str, file: Input) -> str:

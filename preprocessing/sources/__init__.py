@@ -1,7 +1,7 @@
 """One reader per input format; each turns an open binary file into documents.
 
-A reader is a function ``read(file, name, options, wanted) -> Iterator[Item]``: it opens nothing itself, so that the
-same reader serves a local file and any file system that Beam knows. ``preprocessing.sources.registry`` lists them.
+A reader is a function ``read(file, name, options, wanted, part) -> Iterator[Item]``: it opens nothing itself, so that
+the same reader serves a local file and any file system that Beam knows. ``preprocessing.sources.registry`` lists them.
 What it says of a file begins with the name that it was given, for which preprocessing.reading puts the path.
 """
 
@@ -115,9 +115,9 @@ def every(_doc_id: str) -> bool:
     return True
 
 
-# Both give the documents that are wanted, in order: of a whole file, decompressed, or of a part of one as it lies.
-Reader = Callable[[BinaryIO, str, ReadOptions, Wanted], Iterator[Item]]
-PartReader = Callable[[BinaryIO, str, Part, ReadOptions, Wanted], Iterator[Item]]
+# Gives the documents that are wanted, in order: of a part of a file as it lies, or, without one, of a whole file,
+# decompressed.
+Reader = Callable[[BinaryIO, str, ReadOptions, Wanted, Part | None], Iterator[Item]]
 
 
 class Start(NamedTuple):

@@ -169,7 +169,9 @@ def unwrap(text: str) -> str:
     return "\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
-def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wanted = every) -> Iterator[Item]:
+def read(
+    file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wanted = every, part: Part | None = None
+) -> Iterator[Item]:
     """The one document of a text file, or those of a file in google's format.
 
     Args:
@@ -177,35 +179,19 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
         name: its path relative to the corpus, which becomes the doc_id; FILE#ROW, counted from 0, of several documents.
         options: which format.
         wanted: which documents.
+        part: of a plain file in google's format, which begins and ends as starts finds it; None: all of it.
 
     Raises:
         SourceError: the file is of another source, whose marks would become text, or a JSON document, or it is in
-            google's format, and UTF-16.
+            google's format, and UTF-16. What it is its beginning tells, so every part raises this.
     """
     if options.books_format == "google":
-        documents = _between_blank_lines(_plain_lines(lines(file), name))
-        yield from numbered(documents, name, SOURCE, partial(_document, wanted=wanted))
+        if part:
+            _check_beginning(file, name)
+        found = lines(file, part) if part else _plain_lines(lines(file), name)
+        yield from numbered(_between_blank_lines(found), name, SOURCE, partial(_document, wanted=wanted), part)
     elif wanted(name):
         yield _book(file, name)
-
-
-def read_part(
-    file: BinaryIO, name: str, part: Part, _options: ReadOptions = DEFAULTS, wanted: Wanted = every
-) -> Iterator[Item]:
-    """The documents of a part of a plain file in google's format, which begins and ends as starts finds it.
-
-    Args:
-        file: the file as it lies.
-        name: its path relative to the corpus.
-        part: which bytes of it, and the row of its first document.
-        wanted: which documents.
-
-    Raises:
-        SourceError: as read, of every part: what the file is its beginning tells.
-    """
-    _check_beginning(file, name)
-    documents = _between_blank_lines(lines(file, part))
-    yield from numbered(documents, name, SOURCE, partial(_document, wanted=wanted), part)
 
 
 def starts(file: BinaryIO, offsets: Sequence[int]) -> Iterator[Start]:

@@ -28,7 +28,9 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _BLOCK = 1 << 20  # bytes in which line ends are counted at once
 
 
-def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wanted = every) -> Iterator[Item]:
+def read(
+    file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wanted = every, part: Part | None = None
+) -> Iterator[Item]:
     """The documents of a file in order; their ids are FILE#ROW, rows counted from 0.
 
     Args:
@@ -36,29 +38,14 @@ def read(file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wan
         name: its path relative to the corpus.
         options: the names of the fields.
         wanted: which documents.
+        part: whole lines of a plain file, as starts finds them; None: all of it.
     """
-    rows = enumerate(lines(file))
+    rows = enumerate(lines(file, part), start=part.row if part else 0)
     head = next(rows, None)
-    if head is None:
+    if head:
+        yield from _rows(chain([head], rows), name, options, wanted, begins=part is None or part.begin == 0)
+    elif part is None:
         yield Skipped(name, SOURCE, "empty")
-    else:
-        yield from _rows(chain([head], rows), name, options, wanted, begins=True)
-
-
-def read_part(
-    file: BinaryIO, name: str, part: Part, options: ReadOptions = DEFAULTS, wanted: Wanted = every
-) -> Iterator[Item]:
-    """The documents of a part of a plain file, which begins and ends with whole lines, as starts finds them.
-
-    Args:
-        file: the file as it lies.
-        name: its path relative to the corpus.
-        part: which bytes of it, and the row of the first line.
-        options: the names of the fields.
-        wanted: which documents.
-    """
-    rows = enumerate(lines(file, part), start=part.row)
-    yield from _rows(rows, name, options, wanted, begins=part.begin == 0)
 
 
 def starts(file: BinaryIO, offsets: Sequence[int]) -> Iterator[Start]:

@@ -35,16 +35,16 @@ _BUFFER = 1 << 20  # bytes of a column that are read ahead; by itself pyarrow re
 
 
 def read(
-    file: BinaryIO, name: str, part: Part, options: ReadOptions = DEFAULTS, wanted: Wanted = every
+    file: BinaryIO, name: str, options: ReadOptions = DEFAULTS, wanted: Wanted = every, part: Part | None = None
 ) -> Iterator[Item]:
     """The documents of the groups of rows that begin in a part of a file; their ids are FILE#ROW, from 0.
 
     Args:
         file: the file as it lies.
         name: its path relative to the corpus.
-        part: which bytes of it.
         options: the names of the columns.
         wanted: which documents.
+        part: which bytes of it; None: all.
 
     Raises:
         SourceError: it is no Parquet file, is damaged, or has no such column of strings.
@@ -59,10 +59,10 @@ def read(
         table = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
         columns = _columns(table.schema_arrow, options.parquet, name)
         sizes = [table.metadata.row_group(group).num_rows for group in range(table.metadata.num_row_groups)]
-        for group, row in enumerate(accumulate(sizes[:-1], initial=0)):
-            if sizes and part.begin <= _offset(table.metadata.row_group(group)) < part.end:
+        for group, row in zip(range(len(sizes)), accumulate(sizes, initial=0), strict=False):
+            if part is None or part.begin <= _offset(table.metadata.row_group(group)) < part.end:
                 yield from _rows(table, group, row, columns, name, wanted)
-        if not sum(sizes) and part.begin == 0:
+        if not sum(sizes) and (part is None or part.begin == 0):
             yield Skipped(name, SOURCE, "empty")
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last for names of columns
         if is_of_storage(error):

@@ -10,7 +10,6 @@ from typing import BinaryIO
 from preprocessing import bzip2
 from preprocessing.decompression import is_plain
 from preprocessing.sources import (
-    PartReader,
     Reader,
     ReadOptions,
     Starts,
@@ -32,10 +31,9 @@ class Source:
 
     Attributes:
         help: what --NAME takes.
-        read: reads a whole file; None for a format that is always read in parts.
-        read_part: reads a part of a file.
-        has_parts: whether a file, open at its beginning, can be read in parts, as far as its first bytes tell; of a
-            format that is always read in parts nobody asks.
+        read: its reader.
+        has_parts: whether a file, open at its beginning, can be read in parts, as far as its first bytes tell; None of
+            a format that is read in no other way.
         starts: where it can be cut; None where a reader finds that in any range of bytes.
         text_share: of a file's bytes, decompressed, the rest being markup.
         passed_over: in the name of files that lie beside the source's own and are not wanted.
@@ -47,9 +45,8 @@ class Source:
     """
 
     help: str
-    read: Reader | None
-    read_part: PartReader
-    has_parts: Callable[[BinaryIO, ReadOptions], bool] = lambda *_: True
+    read: Reader
+    has_parts: Callable[[BinaryIO, ReadOptions], bool] | None
     starts: Starts | None = None
     text_share: float = 1.0
     passed_over: re.Pattern[str] | None = None
@@ -71,7 +68,6 @@ SOURCES = {
     "wikipedia": Source(
         "Wikipedia dumps: pages-articles XML",
         wikipedia.read,
-        wikipedia.read_part,
         lambda file, _: is_plain(file) or _has_streams(file),
         text_share=0.25,  # 0.17 of all English Wikipedia, up to 0.43 of some of its long articles
         passed_over=wikipedia.INDEX,
@@ -81,21 +77,19 @@ SOURCES = {
     "books": Source(
         "plain text files, of books or of anything else, one document each; see --books-format",
         books.read,
-        books.read_part,
         lambda file, options: _are_google_s(options) and is_plain(file),
         books.starts,
         holds_several=_are_google_s,
     ),
     "parquet": Source(
         "Parquet files with a column of text, such as wikimedia/wikipedia",
-        read=None,
-        read_part=parquet.read,
+        parquet.read,
+        has_parts=None,
         named="column",
     ),
     "jsonl": Source(
         "files with a JSON object a line, a document each",
         jsonl.read,
-        jsonl.read_part,
         lambda file, _: is_plain(file),
         jsonl.starts,
         named="field",
@@ -103,7 +97,6 @@ SOURCES = {
     "wikiextractor": Source(
         "files of <doc ...> ... </doc> that WikiExtractor writes",
         wikiextractor.read,
-        wikiextractor.read_part,
         lambda file, _: is_plain(file),
         wikiextractor.starts,
     ),

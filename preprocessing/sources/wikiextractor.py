@@ -39,27 +39,16 @@ _OPENING = re.compile(
 _CLOSING = b"</doc>"
 
 
-def read(file: BinaryIO, name: str, _options: ReadOptions = DEFAULTS, wanted: Wanted = every) -> Iterator[Item]:
+def read(
+    file: BinaryIO, name: str, _options: ReadOptions = DEFAULTS, wanted: Wanted = every, part: Part | None = None
+) -> Iterator[Item]:
     """The documents of a file in order; their ids are FILE#ROW, rows counted from 0.
 
     Args:
         file: the open file, decompressed.
         name: its path relative to the corpus.
         wanted: which documents.
-    """
-    yield from numbered(_documents(lines(file)), name, SOURCE, partial(_item, wanted=wanted))
-
-
-def read_part(
-    file: BinaryIO, name: str, part: Part, _options: ReadOptions = DEFAULTS, wanted: Wanted = every
-) -> Iterator[Item]:
-    """The documents of a part of a plain file, which begins and ends as starts finds it.
-
-    Args:
-        file: the file as it lies.
-        name: its path relative to the corpus.
-        part: which bytes of it, and the row of its first document.
-        wanted: which documents.
+        part: of a plain file, which begins and ends as starts finds it; None: all of it.
     """
     yield from numbered(_documents(lines(file, part)), name, SOURCE, partial(_item, wanted=wanted), part)
 

@@ -60,18 +60,25 @@ class _Wiki(NamedTuple):
     hidden_namespaces: frozenset[str]
 
 
-def read(file: BinaryIO, name: str, _options: ReadOptions = DEFAULTS, wanted: Wanted = every) -> Iterator[Item]:
+def read(
+    file: BinaryIO, name: str, _options: ReadOptions = DEFAULTS, wanted: Wanted = every, part: Part | None = None
+) -> Iterator[Item]:
     """The pages of a dump in order. Memory is bounded by a page; of a page's revisions the last one counts.
 
     Args:
-        file: The decompressed XML, UTF-8 or UTF-16.
+        file: The decompressed XML, UTF-8 or UTF-16; of a part, the dump as it lies, seekable.
         name: What error messages call it.
         wanted: Which pages, by their ids.
+        part: Of a bzip2 dump or of a plain one: the pages of all parts are those of the dump. None: all of it.
 
     Raises:
         SourceError: It is no MediaWiki dump, is damaged or truncated, or has a document type declaration.
-            Pages before the damage have been yielded by then.
+            Pages before the damage have been yielded by then. Of every part also a dump whose first page is too far.
     """
+    yield from _read_whole(file, name, wanted) if part is None else _read_part(file, name, part, wanted)
+
+
+def _read_whole(file: BinaryIO, name: str, wanted: Wanted) -> Iterator[Item]:
     head = _read_fully(file, _CHUNK)
     _check_beginning(head, name)
     # Not `read`: where a compressed file is damaged, it raises before it hands out what it has.
@@ -80,20 +87,7 @@ def read(file: BinaryIO, name: str, _options: ReadOptions = DEFAULTS, wanted: Wa
     yield from _pages(chunks, head, name, wanted)
 
 
-def read_part(
-    file: BinaryIO, name: str, part: Part, _options: ReadOptions = DEFAULTS, wanted: Wanted = every
-) -> Iterator[Item]:
-    """The pages of a part of a bzip2 dump or of a plain one, in order; those of all parts are those of the dump.
-
-    Args:
-        file: The dump as it lies, seekable.
-        name: What error messages call it.
-        part: Which bytes of it.
-        wanted: Which pages, by their ids.
-
-    Raises:
-        SourceError: As read; also a bzip2 stream that is damaged, and of every part a dump whose first page is too far.
-    """
+def _read_part(file: BinaryIO, name: str, part: Part, wanted: Wanted) -> Iterator[Item]:
     where = f"{name}, bytes {part.begin:,} to {part.end:,}"
     if is_bzip2(file.read(4)):
         start = first_start(file, part.begin, part.end)

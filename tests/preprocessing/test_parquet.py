@@ -21,7 +21,7 @@ def parquet(table: pa.Table, **options: object) -> bytes:
 
 def documents(data: bytes, part: Part | None = None, **columns: str) -> list[Item]:
     options = ReadOptions(parquet=Columns(**columns))
-    return list(read(io.BytesIO(data), "w/0.parquet", part or Part(0, len(data)), options))
+    return list(read(io.BytesIO(data), "w/0.parquet", options, part=part))
 
 
 # The layout of wikimedia/wikipedia.
@@ -72,7 +72,7 @@ def test_a_large_group_of_rows_is_not_read_at_once() -> None:
     data = parquet(table, compression="none", use_dictionary=False, write_batch_size=8)
     assert len(data) > 6 << 20
     file = Watched(data)
-    assert len(list(read(file, "w/0.parquet", Part(0, len(data))))) == 200
+    assert len(list(read(file, "w/0.parquet"))) == 200
     assert file.asked < 2 << 20
 
 
@@ -104,7 +104,7 @@ def test_of_long_texts_few_are_held_at_once() -> None:
     texts = [chr(97 + row) * 4_000_000 for row in range(20)]
     data = parquet(pa.table({"text": texts}), use_dictionary=False, write_batch_size=1)  # a page is read whole
     before, most = pa.total_allocated_bytes(), 0
-    for item in read(io.BytesIO(data), "f", Part(0, len(data))):
+    for item in read(io.BytesIO(data), "f"):
         assert isinstance(item, Document)
         most = max(most, pa.total_allocated_bytes() - before)
     assert 4_000_000 < most < 40_000_000
@@ -122,7 +122,7 @@ def test_a_large_text_that_many_rows_have_is_in_memory_a_few_times() -> None:
                 writer.write_table(pa.table({"text": large.cast(kind)}), row_group_size=300)
         data = sink.getvalue()
         before, most = pa.total_allocated_bytes(), 0
-        for item in read(io.BytesIO(data), "f", Part(0, len(data))):
+        for item in read(io.BytesIO(data), "f"):
             assert isinstance(item, Document)
             most = max(most, pa.total_allocated_bytes() - before)
         assert most < 60_000_000
@@ -165,7 +165,7 @@ def test_of_a_too_large_document_no_more_is_copied_than_shows_it(monkeypatch: py
 
 def test_only_what_is_wanted_is_read() -> None:
     data = parquet(WIKIPEDIA)
-    found = read(io.BytesIO(data), "f", Part(0, len(data)), wanted=lambda doc_id: doc_id in ("f#1", "f#999"))
+    found = read(io.BytesIO(data), "f", wanted=lambda doc_id: doc_id in ("f#1", "f#999"))
     assert [item.doc_id for item in found] == ["f#1", "f#999"]
 
 

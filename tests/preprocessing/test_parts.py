@@ -55,16 +55,15 @@ def parts_of(source: str, data: bytes, size: int) -> list[Part]:
 
 
 def in_parts(source: str, data: bytes, size: int) -> list[list[Item]]:
-    read_part, options = SOURCES[source].read_part, OPTIONS[source]
-    return [
-        list(read_part(io.BytesIO(data), "a", part, options, lambda _: True)) for part in parts_of(source, data, size)
-    ]
+    return [_read(source, data, part) for part in parts_of(source, data, size)]
 
 
 def whole(source: str, data: bytes) -> list[Item]:
-    read = SOURCES[source].read
-    assert read is not None
-    return list(read(io.BytesIO(data), "a", OPTIONS[source], lambda _: True))
+    return _read(source, data, None)
+
+
+def _read(source: str, data: bytes, part: Part | None) -> list[Item]:
+    return list(SOURCES[source].read(io.BytesIO(data), "a", OPTIONS[source], lambda _: True, part))
 
 
 def made_of(source: str) -> strategies.SearchStrategy[bytes]:
@@ -130,7 +129,7 @@ def test_every_part_refuses_a_file_of_another_format() -> None:
     ):
         for part in parts_of("books", data, 100):
             with pytest.raises(SourceError, match=told):
-                list(SOURCES["books"].read_part(io.BytesIO(data), "a", part, GOOGLE, lambda _: True))
+                _read("books", data, part)
 
 
 def test_a_file_that_begins_with_blank_lines_is_not_read_by_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +143,7 @@ def test_a_file_that_begins_with_blank_lines_is_not_read_by_every_part(monkeypat
             return super().readline(size)
 
     file = Counting(b"\n" * 10_000 + b"Text.\n" * 10)
-    found = list(SOURCES["books"].read_part(file, "a", Part(10_000, 10_060), GOOGLE, lambda _: True))
+    found = list(SOURCES["books"].read(file, "a", GOOGLE, lambda _: True, Part(10_000, 10_060)))
     assert [type(item) for item in found] == [Document]
     assert file.lines < 120
 

@@ -13,7 +13,7 @@ import pytest
 
 from preprocessing import files
 from preprocessing.sources import Document, Item, Part, Skipped, SourceError, wikipedia
-from preprocessing.sources.wikipedia import read, read_part
+from preprocessing.sources.wikipedia import read
 from tests.preprocessing.test_wikipedia import BOMB, SITEINFO, dump, page
 
 PAGES = [page(f"Page {number} is here.{' It is long.' * (number % 7 * 300)}", number=number) for number in range(60)]
@@ -34,7 +34,7 @@ def recompressed(data: bytes, size: int) -> bytes:
 
 def parts(data: bytes, size: int) -> list[list[Item]]:
     cuts = [Part(begin, min(begin + size, len(data))) for begin in range(0, len(data), size)]
-    return [list(read_part(io.BytesIO(data), "a.bz2", part)) for part in cuts]
+    return [list(read(io.BytesIO(data), "a.bz2", part=part)) for part in cuts]
 
 
 def together(data: bytes, size: int) -> list[Item]:
@@ -83,7 +83,7 @@ def test_a_mark_over_two_streams_of_a_part_that_begins_within_a_page(encoding: s
         first, second, third = (bz2.compress(piece) for piece in (xml[: at - 50], xml[at - 50 : cut], xml[cut:]))
         data = first + second + third
         cuts = [Part(0, len(first)), Part(len(first), len(data))]
-        found = [list(read_part(io.BytesIO(data), "a.bz2", part)) for part in cuts]
+        found = [list(read(io.BytesIO(data), "a.bz2", part=part)) for part in cuts]
         assert list(map(len, found)) == [1, 3]
         assert [item for part in found for item in part] == whole(data)
 
@@ -135,7 +135,7 @@ def test_what_is_wanted_is_all_that_is_extracted() -> None:
         asked.append(doc_id)
         return doc_id.endswith("7")
 
-    found = list(read_part(io.BytesIO(data), "a", Part(0, len(data)), wanted=wanted))  # type: ignore[call-arg]
+    found = list(read(io.BytesIO(data), "a", wanted=wanted, part=Part(0, len(data))))  # type: ignore[call-arg]
     assert [item.doc_id for item in found] == ["testwiki/7", "testwiki/17", "testwiki/77"]
     assert len(asked) == 20  # a page that is skipped anyway costs nothing
 
@@ -165,7 +165,7 @@ def test_document_types_are_refused_in_every_part(pages: list[str]) -> None:
     data = recompressed(dump(*pages, prolog=BOMB), 3000)
     for begin in range(0, data.rindex(b"BZh"), 1000):
         with pytest.raises(SourceError, match="document type"):
-            list(read_part(io.BytesIO(data), "a.bz2", Part(begin, len(data))))
+            list(read(io.BytesIO(data), "a.bz2", part=Part(begin, len(data))))
 
 
 def test_bytes_that_are_no_utf8_are_replaced_and_counted_once() -> None:
@@ -202,7 +202,7 @@ def test_a_plain_dump_that_is_cut_within_every_letter_of_a_mark() -> None:
     at = data.index(b"<page>", data.index(b"<page>") + 1)
     for cut in range(at - 1, at + 8):
         cuts = [Part(0, cut), Part(cut, len(data))]
-        found = [list(read_part(io.BytesIO(data), "a.xml", part)) for part in cuts]
+        found = [list(read(io.BytesIO(data), "a.xml", part=part)) for part in cuts]
         assert list(map(len, found)) == ([1, 3] if cut <= at else [2, 2])
         assert [item for part in found for item in part] == whole(bz2.compress(data))
 
@@ -222,7 +222,7 @@ def test_a_dump_without_pages_is_told_by_one_part_if_it_is_damaged(pack: Callabl
     spoilt, told = pack(data.removesuffix(b"</mediawiki>")), []
     for begin in range(0, len(spoilt), size):
         try:
-            assert list(read_part(io.BytesIO(spoilt), "a.bz2", Part(begin, begin + size))) == []
+            assert list(read(io.BytesIO(spoilt), "a.bz2", part=Part(begin, begin + size))) == []
         except SourceError as error:
             told.append(str(error))
     assert [message.startswith("a.bz2: damaged XML") for message in told] == [True]
@@ -237,7 +237,7 @@ def test_damage_near_the_beginning_costs_what_is_damaged_and_nothing_else() -> N
     found, damaged = [], []
     for number, (begin, end) in enumerate(pairwise([*streams, len(data)])):
         try:
-            for item in read_part(io.BytesIO(spoilt), "a.bz2", Part(begin, end)):
+            for item in read(io.BytesIO(spoilt), "a.bz2", part=Part(begin, end)):
                 found.append(item)
         except SourceError:
             damaged.append(number)
@@ -252,7 +252,7 @@ def test_a_part_without_a_page_is_passed_over_no_longer_than_a_page_may_be(monke
     begin = bz2.compress(dump(SITEINFO, PAGES[1]).removesuffix(b"</mediawiki>"))
     data = begin + bz2.compress(b"x" * (1 << 24)) + bz2.compress(b"</mediawiki>")
     with pytest.raises(SourceError, match=r"^a\.bz2, bytes .*: no page begins within 1,\d{3},\d{3} bytes"):
-        list(read_part(io.BytesIO(data), "a.bz2", Part(len(begin), len(data))))
+        list(read(io.BytesIO(data), "a.bz2", part=Part(len(begin), len(data))))
 
 
 @pytest.mark.parametrize("pack", [bytes, lambda data: recompressed(data, 500_000)], ids=["plain", "streams"])
@@ -266,7 +266,7 @@ def test_a_dump_whose_first_page_is_too_far_is_refused_as_by_who_reads_all(
     packed = pack(data)
     for part in (Part(0, 100), Part(1, len(packed))):
         with pytest.raises(SourceError, match=r"^a\.bz2: no page begins within 1,\d{3},\d{3} bytes: not a usable dump"):
-            list(read_part(io.BytesIO(packed), "a.bz2", part))
+            list(read(io.BytesIO(packed), "a.bz2", part=part))
 
 
 @pytest.mark.parametrize("size", [1000, 300_000, 1 << 23])
@@ -301,4 +301,4 @@ def test_a_damaged_block_is_told_as_such_although_its_xml_fails_first(real_data:
     with pytest.raises(SourceError, match=told), files.open_input(str(damaged)) as stream:
         list(read(stream, "damaged.bz2"))
     with pytest.raises(SourceError, match=told), damaged.open("rb") as raw:
-        list(read_part(raw, "damaged.bz2", Part(0, len(data))))
+        list(read(raw, "damaged.bz2", part=Part(0, len(data))))
