@@ -94,10 +94,15 @@ def open_raw(path: str) -> Iterator[BinaryIO]:
         StorageError: the file can't be opened, or, while it is read, not read on.
     """
     try:
-        with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as raw:
+        with _open(path) as raw:
             yield raw
     except OSError as error:
         raise unread(path, error) from error
+
+
+def _open(path: str) -> BinaryIO:
+    """A file as it lies: Beam would decompress what has the ending of a compressed one."""
+    return cast(BinaryIO, FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED))
 
 
 def size(path: str) -> int:
@@ -269,8 +274,8 @@ def read_text(path: str) -> str | None:
     """
     if not exists(path):
         return None
-    with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
-        return cast(bytes, file.read()).decode()
+    with _open(path) as file:
+        return file.read().decode()
 
 
 def read_json(path: str) -> Any:
@@ -295,8 +300,12 @@ def names_below(folder: str) -> dict[str, int]:
     """
     if not is_remote(folder):
         paths = (Path(within, name) for within, _, names in os.walk(folder, onerror=_raise) for name in names)
-        sizes = ((path, regular_size(path)) for path in paths)
-        return {path.relative_to(folder).as_posix(): size for path, size in sizes if size is not None}
+        looks = ((path, status.status(path)) for path in paths)  # one at each
+        return {
+            path.relative_to(folder).as_posix(): found.st_size
+            for path, found in looks
+            if found and stat.S_ISREG(found.st_mode)
+        }
     root = folder.rstrip("/") + "/"
     try:
         return {path.removeprefix(root): size for path, size in match(root + "**").items()}
@@ -308,16 +317,6 @@ def _raise(error: OSError) -> None:
     """What keeps one from looking into a folder; that there is none does not."""
     if not is_no_file(error):
         raise error
-
-
-def regular_size(path: Path) -> int | None:
-    """Bytes of a regular file, by a single look at it; None for anything else, or nothing.
-
-    Raises:
-        OSError: storage that can't be reached.
-    """
-    found = status.status(path)
-    return found.st_size if found and stat.S_ISREG(found.st_mode) else None
 
 
 def remove(folder: str, names: Iterable[str]) -> None:
@@ -350,7 +349,7 @@ def local_copy(path: str, folder: str) -> str:
     if not is_remote(path):
         return path
     copy = Path(folder) / path.rpartition("/")[2]
-    with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file, copy.open("wb") as sink:
+    with _open(path) as file, copy.open("wb") as sink:
         shutil.copyfileobj(file, sink)
     return str(copy)
 
@@ -370,12 +369,14 @@ def open_arrow(path: str) -> Iterator[pa.RecordBatchFileReader]:
         OSError: it can't be opened.
         pa.ArrowInvalid: it is not whole.
     """
-    if is_remote(path):
-        with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
-            yield pa.ipc.open_file(pa.PythonFile(file, mode="r"))
-    else:
-        with _mapped(path) as mapped:
-            yield pa.ipc.open_file(mapped)
+    with _open(path) if is_remote(path) else _mapped(path) as file:
+        yield pa.ipc.open_file(file)
+
+
+def read_batch(path: str) -> pa.RecordBatch:
+    """The one batch of an Arrow file; raises as open_arrow."""
+    with open_arrow(path) as file:
+        return file.get_batch(0)
 
 
 def _mapped(path: str) -> pa.MemoryMappedFile:

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from preprocessing import files
 from preprocessing.contamination import FOUND, Search
@@ -51,12 +52,10 @@ def tokenize_unit(job: Job, unit: Unit) -> UnitNote:
     buffer = TokenBuffer(job.layout, job.vocabulary.size)
     with ExitStack() as open_files:
         dog = open_files.enter_context(watching(job.work, job.patience))
-        writers = Batch(
-            *(
-                open_files.enter_context(files.publish_arrow(path, job.work, schema))
-                for path, schema in zip(job.unit_files(unit.number), unit_schemas(job), strict=True)
-            )
-        )
+        writers = [
+            open_files.enter_context(files.publish_arrow(path, job.work, schema))
+            for path, schema in zip(job.unit_files(unit.number), unit_schemas(job), strict=True)
+        ]
         batches = 0
         for encoded in _encoded(job, unit, note.totals.counts, dog):
             buffer.add(encoded)
@@ -71,13 +70,13 @@ def tokenize_unit(job: Job, unit: Unit) -> UnitNote:
     return note
 
 
-def unit_schemas(job: Job) -> Batch:
-    """The schemas of the files that the first pass makes of a unit."""
+def unit_schemas(job: Job) -> tuple[pa.Schema, pa.Schema, pa.Schema]:
+    """The schemas of the files that the first pass makes of a unit, in the order of Job.unit_files."""
     signatures = job.options.repeats.near_duplicates is not None
-    return Batch(tokens_schema(job.vocabulary.size), documents_schema(signatures), LINES)
+    return tokens_schema(job.vocabulary.size), documents_schema(signatures), LINES
 
 
-def _write(writers: Batch, batch: Batch) -> None:
+def _write(writers: Sequence[pa.RecordBatchFileWriter], batch: Batch) -> None:
     for writer, records in zip(writers, batch, strict=True):
         writer.write_batch(records)
 
@@ -123,8 +122,7 @@ def _split(documents: Iterable[Document], language: str, dog: Watchdog) -> Itera
 
 def _searched(job: Job, unit: Unit, documents: Iterable[SplitDocument]) -> Iterator[SplitDocument]:
     """Hand documents on; after the last one, write what of the benchmark is in them."""
-    with files.open_arrow(job.path(WorkFile.BENCHMARK_SEQUENCES)) as file:
-        search = Search(file.get_batch(0))
+    search = Search(files.read_batch(job.path(WorkFile.BENCHMARK_SEQUENCES)))
     for document in documents:
         search.look_in(document.text)
         yield document

@@ -107,9 +107,8 @@ def read_spans(job: Job, spans: Iterable[Span]) -> Rows:
             # A batch that is not mapped has been read whole, and would stay in memory for the sake of its piece.
             slices += map(_copied, pieces) if files.is_remote(job.output) else pieces
     keys = np.concatenate([span.keys() for span in ordered])
-    lost_file, repeats_file = job.path(WorkFile.LOST), job.path(WorkFile.REPEATS)
-    with files.open_arrow(lost_file) as lost, files.open_arrow(repeats_file) as repeats:
-        reasons = reasons_of(keys, lost.get_batch(0))
+    reasons = reasons_of(keys, files.read_batch(job.path(WorkFile.LOST)))
+    with files.open_arrow(job.path(WorkFile.REPEATS)) as repeats:
         lines = repeats_of(keys, map(repeats.get_batch, range(repeats.num_record_batches)))
     return Rows(pa.Table.from_batches(slices, schema=tokens_schema(job.vocabulary.size)), reasons, lines)
 
@@ -167,11 +166,5 @@ def make_manifest(job: Job, notes: Iterable[ShardNote], settlement: Settlement) 
 
 def find_contamination(job: Job) -> dict[str, Any]:
     """How much of every file of the benchmark is in the corpus; see contamination.shares."""
-    found = (_read_found(job.path(WorkFile.FOUND, unit=unit)) for unit in range(job.units))
-    with files.open_arrow(job.path(WorkFile.BENCHMARK_TEXTS)) as texts:
-        return shares(texts.get_batch(0), found)
-
-
-def _read_found(path: str) -> pa.RecordBatch:
-    with files.open_arrow(path) as file:
-        return file.get_batch(0)
+    found = (files.read_batch(job.path(WorkFile.FOUND, unit=unit)) for unit in range(job.units))
+    return shares(files.read_batch(job.path(WorkFile.BENCHMARK_TEXTS)), found)
