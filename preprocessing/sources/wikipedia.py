@@ -110,7 +110,7 @@ def _read_part(file: BinaryIO, name: str, part: Part, wanted: Wanted) -> Iterato
 def _pages(chunks: Iterable[bytes], head: bytes, name: str, wanted: Wanted) -> Iterator[Item]:
     """The pages of a dump's XML; `head` is the beginning of the whole dump."""
     wiki = _Wiki(f"unnamed-{hashlib.sha256(head).hexdigest()[:16]}", HIDDEN_NAMESPACES)
-    for element in _elements(chunks if _is_wide(head) else _repaired(_cut(chunks)), name):
+    for element in _elements(chunks if _encoding(head) != "utf-8" else _repaired(_cut(chunks)), name):
         if etree.QName(element).localname == "siteinfo":
             wiki = _wiki(element, wiki)
         elif page := _page(element, wiki, name, wanted):
@@ -291,10 +291,6 @@ def _decoded(head: bytes) -> str:
 def _encoding(head: bytes) -> str:
     marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS.items() if head.startswith(mark)), None)
     return marked or _WIDE.get(head[:2], "utf-8")
-
-
-def _is_wide(head: bytes) -> bool:
-    return _encoding(head) != "utf-8"
 
 
 def _repaired(chunks: Iterable[bytes]) -> Iterator[bytes]:

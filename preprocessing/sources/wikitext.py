@@ -20,6 +20,7 @@ import html
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import groupby
 from typing import NamedTuple
 
 from preprocessing.sources.wikitext_templates import has_text, template_text
@@ -373,17 +374,8 @@ _INDENTED_PASSAGE = 80  # characters: shorter indented lines are formulas, verse
 
 
 def _passages(text: str) -> list[str]:
-    found: list[str] = []
-    lines: list[str] = []
-    for line in text.split("\n"):
-        prose = _prose(line)
-        if prose:
-            lines.append(prose)
-        elif lines:
-            found.extend(_paragraphs(" ".join(lines)))
-            lines = []
-    found.extend(_paragraphs(" ".join(lines)))
-    return found
+    runs = groupby(map(_prose, text.split("\n")), key=bool)
+    return [passage for is_prose, lines in runs if is_prose for passage in _paragraphs(" ".join(lines))]
 
 
 def _prose(line: str) -> str:
