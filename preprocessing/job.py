@@ -159,12 +159,3 @@ def reporting(job: Job, place: str) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 files.write_text(job.path(kind, place=place), in_line(told), job.work)
         raise
-
-
-def finished(note: str, *made: str) -> Any:
-    """What an earlier run noted when it had made some Arrow files; None where it did not come so far.
-
-    Nor did it where the note or a file is cut: a machine that loses its power may leave such.
-    """
-    noted = files.read_json(note)
-    return noted if noted is not None and all(map(files.is_arrow, made)) else None

@@ -28,7 +28,7 @@ from apache_beam.pvalue import AsSingleton
 from preprocessing import files
 from preprocessing.first_pass import tokenize_unit
 from preprocessing.inputs import Unit
-from preprocessing.job import Job, finished, reporting
+from preprocessing.job import Job, reporting
 from preprocessing.layout import Edge, Settlement, Span, Totals, settle, split_of
 from preprocessing.second_pass import ShardNote, commit, find_drops, write_shard
 from preprocessing.token_buffer import UnitNote
@@ -79,16 +79,18 @@ def build(rows: tuple[str, Iterable[Span]], job: Job, settlement: Settlement) ->
 def _once(job: Job, place: str, note: str, made: Sequence[str], work: Callable[[], Any]) -> Any:
     """What some work notes (JSON), unless an earlier run has done it: then what that has noted.
 
+    It has not where the note or a file is cut: a machine that loses its power may leave such.
+
     Args:
         job: of which this is a part.
         place: the part's name, for errors.
         note: the file of the note, which appears when the work is done.
-        made: the files that the work makes.
+        made: the Arrow files that the work makes.
         work: the part.
     """
     with reporting(job, place):
-        noted = finished(note, *made)
-        if noted is None:
+        noted = files.read_json(note)
+        if noted is None or not all(map(files.is_arrow, made)):
             noted = work()
             files.write_text(note, json.dumps(noted), job.work)
     return noted
