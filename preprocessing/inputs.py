@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from preprocessing import files
@@ -269,6 +270,5 @@ def group_units(inputs: Sequence[Input]) -> list[Unit]:
 
 def text_bytes(file: Input) -> float:
     """About how much plain text an input holds."""
-    ending = next((ending for ending in COMPRESSION if file.name.endswith(ending)), "")
     size = file.part.end - file.part.begin if file.part else file.bytes
-    return size * COMPRESSION.get(ending, 1.0) * SOURCES[file.source].text_share
+    return size * COMPRESSION.get(PurePosixPath(file.name).suffix, 1.0) * SOURCES[file.source].text_share

@@ -66,8 +66,8 @@ def describe(manifest: Manifest) -> Iterator[str]:
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
     """All columns but the first are numbers."""
-    header, *others = ([in_line(cell) for cell in row] for row in rows)
-    return markdown_table([header, *others], numbers=range(1, len(header))).rstrip("\n")
+    cells = list(rows)
+    return markdown_table(cells, numbers=range(1, len(cells[0]))).rstrip("\n")
 
 
 def _overview(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -451,7 +451,9 @@ def parse(argv: Sequence[str]) -> Arguments:
         SystemExit: with code 2, once the reason is on stderr.
     """
     ours = parser()
-    _refuse_unknown(ours, argv)
+    # A missing option is told after these; all others are Beam's, or of a runner's job server, which alone knows them.
+    ours.refuse_names_of_others(argv, _OTHERS_NAMES)
+    ours.refuse_misspelt(argv)
     found, rest = ours.parse_known_args(argv)
     refuse_empty(ours, found)
     inputs = inputs_of(ours, found)
@@ -483,7 +485,6 @@ def parse(argv: Sequence[str]) -> Arguments:
         if found.train_vocab
         else None,
     )
-    beam = check_beam_options(ours, rest)
     return Arguments(
         inputs=inputs,
         vocabulary=found.vocab,
@@ -493,17 +494,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         patience=found.document_timeout,
         options=options,
         contamination=found.contamination,
-        beam=beam,
+        beam=check_beam_options(ours, rest),
     )
-
-
-def _refuse_unknown(ours: OneLineParser, argv: Sequence[str]) -> None:
-    """End where an option of ours is misspelt, or called as another program calls it; a missing one is told later.
-
-    All others are Beam's, or else of a runner's job server, which alone knows them.
-    """
-    ours.refuse_names_of_others(argv, _OTHERS_NAMES)
-    ours.refuse_misspelt(argv)
 
 
 def _repeat_rule(ours: OneLineParser, found: argparse.Namespace) -> RepeatRule:
