@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -28,7 +28,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from preprocessing import status
 from preprocessing.decompression import decompressed
 from preprocessing.sources import unread
-from preprocessing.storage_errors import FULL, is_no_file
+from preprocessing.storage_errors import is_no_file
 from preprocessing.work_files import WorkFile
 
 # Scheme of a URL -> the extra of Beam with what its file system needs, and how Beam complains where that is missing.
@@ -236,28 +236,6 @@ def _rename(unfinished: str, path: str) -> None:
         if not FileSystems.exists(path):
             raise
         _remove(unfinished)
-
-
-DISK_FULL = "{}: disk full or quota reached; free some space and run the same command to resume"
-UNAVAILABLE = "{}: can't be written or read ({}); once it can, the same command goes on"
-_FAILING = frozenset({errno.EIO, errno.ESTALE, errno.EROFS, errno.ENODEV, errno.ENXIO})  # of files, and of nothing else
-
-
-def tells_full(error: BaseException) -> bool:
-    """Whether an error, or a worker's that an engine has put into words, is that nothing more can be written."""
-    return _number(error, FULL) is not None
-
-
-def why_failing(error: BaseException) -> str | None:
-    """What storage that fails says in an error, or in a worker's that an engine has put into words; None in others."""
-    number = _number(error, _FAILING)
-    return None if number is None else os.strerror(number)
-
-
-def _number(error: BaseException, known: Collection[int]) -> int | None:
-    if isinstance(error, OSError) and error.errno in known:
-        return error.errno
-    return next((number for number in known if f"[Errno {number}]" in str(error)), None)
 
 
 def write_text(path: str, text: str, scratch: str) -> None:

@@ -15,6 +15,7 @@ from preprocessing.encoder import EncoderError, Engine
 from preprocessing.inputs import Input, text_bytes
 from preprocessing.layout import Layout, ShardingError
 from preprocessing.options import Options
+from preprocessing.output import DISK_FULL, UNAVAILABLE
 from preprocessing.schema import FORMAT_VERSION, Vocabulary, token_type
 from preprocessing.sources import ReadOptions, SourceError, StorageError
 from preprocessing.sources.registry import ARTICLE_BYTES, SOURCES
@@ -154,7 +155,7 @@ def reporting(job: Job, place: str) -> Iterator[None]:
         if error.errno:  # else it is a library's own, and no fault of storage
             full = is_full(error)
             kind = WorkFile.STORAGE_ERROR if full else WorkFile.PASSING_ERROR
-            told = (files.DISK_FULL if full else files.UNAVAILABLE).format(job.output, reason(error))
+            told = (DISK_FULL if full else UNAVAILABLE).format(job.output, reason(error))
             # What is unfinished is gone by now, so that there may be room for this.
             with contextlib.suppress(OSError):
                 files.write_text(job.path(kind, place=place), in_line(told), job.work)

@@ -31,6 +31,8 @@ JOB = "job.json"
 FAILED = 1  # exit code of a JobFailedError
 _TOKENIZER_FILES = frozenset(f"{TOKENIZER}/{name}" for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE))
 _SHARD = re.compile(rf"(?:{VALIDATION_PREFIX})?shard-([0-9]{{5,18}})-of-[0-9]+\.arrow")
+DISK_FULL = "{}: disk full or quota reached; free some space and run the same command to resume"
+UNAVAILABLE = "{}: can't be written or read ({}); once it can, the same command goes on"
 State = Literal["new", "interrupted", "finished"]
 
 
@@ -59,10 +61,10 @@ def reaching(output: str) -> Iterator[None]:
         yield
     except OSError as error:
         if is_full(error):
-            raise JobError(files.DISK_FULL.format(output)) from error
+            raise JobError(DISK_FULL.format(output)) from error
         if cannot_be(error):
             raise JobError(f"{output}: can't write there ({reason(error)}); use another directory") from error
-        raise JobFailedError(files.UNAVAILABLE.format(output, reason(error))) from error
+        raise JobFailedError(UNAVAILABLE.format(output, reason(error))) from error
 
 
 def inspect(output: str, description: dict[str, Any], vocabulary: str | None = None) -> State:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
@@ -16,18 +17,19 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import worker_handlers
 
-from preprocessing import files
 from preprocessing.interruption import before_end, end
 from preprocessing.job import Job
-from preprocessing.output import FAILED, JobError, JobFailedError, clear, reaching
+from preprocessing.output import DISK_FULL, FAILED, UNAVAILABLE, JobError, JobFailedError, clear, reaching
 from preprocessing.progress import show_progress
 from preprocessing.sources import SourceError
+from preprocessing.storage_errors import FULL
 from preprocessing.terminal import tell
 from preprocessing.watchdog import Watchdog
 from preprocessing.work_files import WorkFile
 
 LOG_TAIL = 4000  # bytes of Beam's noise that are shown when a job fails
 SECONDS = 10.0  # for Beam to find out by itself that a worker has died
+_FAILING = frozenset({errno.EIO, errno.ESTALE, errno.EROFS, errno.ENODEV, errno.ENXIO})  # of files, and of nothing else
 _THREAD = "run_worker"  # Beam's name of the one that waits for a worker's end
 
 
@@ -63,8 +65,8 @@ def run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pi
                     raise JobFailedError(reason) from error
                 if reason := job.left_error(WorkFile.STORAGE_ERROR):
                     raise JobError(reason) from error
-                if files.tells_full(error):
-                    raise JobError(files.DISK_FULL.format(job.output)) from error
+                if _number(error, FULL):
+                    raise JobError(DISK_FULL.format(job.output)) from error
                 if reason := job.left_error(WorkFile.PASSING_ERROR):
                     raise JobFailedError(reason) from error
                 if reason := job.left_error(WorkFile.ERROR):
@@ -72,11 +74,18 @@ def run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pi
                     with contextlib.suppress(OSError):  # what stays is told by the next command
                         clear(job.output)
                     raise SourceError(reason) from error
-            if reason := files.why_failing(error):  # for a worker could not leave it where nothing can be written
-                raise JobFailedError(files.UNAVAILABLE.format(job.output, reason)) from error
+            if number := _number(error, _FAILING):  # for a worker could not leave it where nothing can be written
+                raise JobFailedError(UNAVAILABLE.format(job.output, os.strerror(number))) from error
             if reason := why_a_worker_died():
                 raise JobFailedError(reason) from error
             raise
+
+
+def _number(error: BaseException, known: Collection[int]) -> int | None:
+    """Which of some errors of the operating system's this is, or a worker's that an engine has put into words."""
+    if isinstance(error, OSError) and error.errno in known:
+        return error.errno
+    return next((number for number in known if f"[Errno {number}]" in str(error)), None)
 
 
 def _temporary_file() -> IO[bytes]:

@@ -16,6 +16,7 @@ from preprocessing.inputs import Input
 from preprocessing.job import Job, describe, reporting, versions
 from preprocessing.layout import Layout, ShardingError
 from preprocessing.options import parse
+from preprocessing.output import DISK_FULL, UNAVAILABLE
 from preprocessing.schema import Vocabulary
 from preprocessing.sources import SourceError, StorageError
 from preprocessing.work_files import WorkFile
@@ -97,11 +98,11 @@ def test_storage_that_fails_is_left_for_the_launcher_and_a_full_disk_as_another_
     assert job.left_error(WorkFile.ERROR) is None
     with pytest.raises(OSError, match="stale"), reporting(job, "unit-00000"):
         raise OSError(errno.ESTALE, "stale")
-    assert job.left_error(WorkFile.PASSING_ERROR) == files.UNAVAILABLE.format(job.output, "Stale file handle")
+    assert job.left_error(WorkFile.PASSING_ERROR) == UNAVAILABLE.format(job.output, "Stale file handle")
     assert job.left_error(WorkFile.STORAGE_ERROR) is None
     with pytest.raises(OSError, match="no space"), reporting(job, "unit-00000"):
         raise OSError(errno.ENOSPC, "no space")
-    assert job.left_error(WorkFile.STORAGE_ERROR) == files.DISK_FULL.format(job.output)
+    assert job.left_error(WorkFile.STORAGE_ERROR) == DISK_FULL.format(job.output)
 
 
 def test_a_disk_that_is_too_full_to_say_so_is_told_all_the_same(

@@ -17,7 +17,7 @@ from preprocessing.job import Job
 from preprocessing.launch import begin, execute, locate, prepare, provide_vocabulary
 from preprocessing.make_shards import main
 from preprocessing.options import Arguments, parse
-from preprocessing.output import JobError, JobFailedError, State
+from preprocessing.output import DISK_FULL, JobError, JobFailedError, State
 from preprocessing.schema import Vocabulary
 from tests.preprocessing.maker import Maker
 from tests.preprocessing.test_wikipedia import dump, page
@@ -151,7 +151,7 @@ def test_a_disk_that_is_full_when_a_benchmark_is_placed_is_told(
     monkeypatch.setattr(launch, "place_benchmark", fail)
     (tmp_path / "test.txt").write_text("So many words as are looked for in the books, or more.")
     said = make.error(tmp_path / "out", *arguments[:2], "--contamination", tmp_path)
-    assert said == f"make_shards: error: {files.DISK_FULL.format(tmp_path / 'out')}"
+    assert said == f"make_shards: error: {DISK_FULL.format(tmp_path / 'out')}"
 
 
 @pytest.mark.parametrize(

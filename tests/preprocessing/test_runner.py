@@ -23,7 +23,7 @@ from preprocessing import files, interruption, runner
 from preprocessing.job import Job, describe
 from preprocessing.layout import Layout
 from preprocessing.options import parse
-from preprocessing.output import JobError, JobFailedError
+from preprocessing.output import DISK_FULL, JobError, JobFailedError
 from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.sources import SourceError
 from preprocessing.work_files import WorkFile
@@ -163,7 +163,7 @@ def test_of_several_reasons_the_one_that_tells_most_is_told(job: Job) -> None:
     for kind, told in [
         (WorkFile.STUCK_ERROR, JobFailedError("what is in error-stuck-a")),
         (WorkFile.STORAGE_ERROR, JobError("what is in error-storage-a")),
-        (None, JobError(files.DISK_FULL.format(job.output))),
+        (None, JobError(DISK_FULL.format(job.output))),
     ]:
         with pytest.raises(type(told), match=f"^{re.escape(str(told))}$"):
             runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
