@@ -278,16 +278,17 @@ def _is_text(beginning: bytes) -> bool:
     return controls <= max(1, _STRAY * len(beginning))
 
 
-def _document(doc_id: str, document: bytes | None, wanted: Wanted) -> Iterator[Item]:
+def _document(doc_id: str, document: bytes | None, wanted: Wanted) -> Item | None:
     """A document of several, a sentence a line, if it is wanted."""
-    if document is not None and not wanted(doc_id):
-        return
-    text, replaced = decode_utf8(document or b"")
-    if document is None or len(text) > MAX_DOCUMENT:
-        yield Skipped(doc_id, SOURCE, "too_large")
-    else:
-        # A carriage return within a line ends none there.
-        yield Document(doc_id, SOURCE, None, text.replace("\r", " "), replaced=replaced, split=True)
+    if document is None:
+        return Skipped(doc_id, SOURCE, "too_large")
+    if not wanted(doc_id):
+        return None
+    text, replaced = decode_utf8(document)
+    if len(text) > MAX_DOCUMENT:
+        return Skipped(doc_id, SOURCE, "too_large")
+    # A carriage return within a line ends none there.
+    return Document(doc_id, SOURCE, None, text.replace("\r", " "), replaced=replaced, split=True)
 
 
 def _check_beginning(file: BinaryIO, name: str) -> None:

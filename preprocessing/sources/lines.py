@@ -54,7 +54,7 @@ def lines(file: BinaryIO, part: Part | None = None) -> Iterator[bytes | None]:
 
 
 def numbered(
-    found: Iterable[T], name: str, source: str, item: Callable[[str, T], Iterator[Item]], part: Part | None = None
+    found: Iterable[T], name: str, source: str, item: Callable[[str, T], Item | None], part: Part | None = None
 ) -> Iterator[Item]:
     """What there is in a file, or in a part of it, under ids FILE#ROW; a file in which there is nothing is empty.
 
@@ -62,13 +62,14 @@ def numbered(
         found: the documents, in order.
         name: the file's.
         source: whose it is.
-        item: makes of an id and a document what the reader yields.
+        item: makes of an id and a document what the reader yields, if it yields it.
         part: which one it is; None: the whole file.
     """
     first = part.row if part else 0
     row = first - 1
     for row, document in enumerate(found, start=first):
-        yield from item(f"{name}#{row}", document)
+        if made := item(f"{name}#{row}", document):
+            yield made
     if row < 0 and (part is None or part.begin == 0):  # the first part has the first document, whatever its length
         yield Skipped(name, source, "empty")
 

@@ -67,15 +67,14 @@ class _Found(NamedTuple):
     is_closed: bool = False  # nothing of it follows
 
 
-def _item(doc_id: str, found: _Found, wanted: Wanted) -> Iterator[Item]:
+def _item(doc_id: str, found: _Found, wanted: Wanted) -> Item | None:
     title, body, _ = found
     if title is None:
         text = (body or b"").decode(errors="replace")
-        yield Damaged(doc_id, SOURCE, f"{doc_id}: {text!r} is outside of <doc ...> ... </doc>")
-    elif body is None:
-        yield Skipped(doc_id, SOURCE, "too_large")
-    elif wanted(doc_id):
-        yield _document(doc_id, title, body)
+        return Damaged(doc_id, SOURCE, f"{doc_id}: {text!r} is outside of <doc ...> ... </doc>")
+    if body is None:
+        return Skipped(doc_id, SOURCE, "too_large")
+    return _document(doc_id, title, body) if wanted(doc_id) else None
 
 
 def _documents(found: Iterable[bytes | None]) -> Iterator[_Found]:
