@@ -196,7 +196,7 @@ def publish(path: str, scratch: str) -> Iterator[HashingWriter]:
             _sync(unfinished)  # else a power failure may leave the name, and nothing in it
         _rename(unfinished, path)
     except BaseException:
-        with contextlib.suppress(BeamIOError, OSError):
+        with contextlib.suppress(OSError):
             _remove(unfinished)
         raise
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from apache_beam.io.filesystem import BeamIOError
-
 from preprocessing import files
 from preprocessing.sources import MissingInputError, SourceError, StorageError, unread
 from preprocessing.status import is_dir, status
@@ -52,7 +50,7 @@ def expand(pattern: str) -> list[Found]:
         matches = files.match(path) if remote else _match_local(start, _ANY_DEPTH.sub("**", pattern).split("/"))
     except SourceError:
         raise
-    except (BeamIOError, ValueError, OSError) as error:
+    except (OSError, ValueError) as error:  # the latter of a URL that Beam does not know
         told = f"{pattern}: can't look for input files ({files.why_not_found(path, error)})"
         if is_passing(error):
             raise StorageError(f"{told}; once it can be read, the same command goes on") from error

@@ -36,7 +36,7 @@ from preprocessing.work_files import WorkFile
 
 
 def tokenize(unit: Unit, job: Job) -> UnitNote:
-    """The first pass over a unit. One whose note is there has been done by an earlier run."""
+    """The first pass over a unit."""
     note, made = job.path(WorkFile.UNIT_NOTE, unit=unit.number), job.unit_files(unit.number)
     return UnitNote.from_json(
         _once(job, f"unit-{unit.number:05d}", note, made, lambda: tokenize_unit(job, unit).to_json())
@@ -49,10 +49,7 @@ def add_totals(several: Iterable[Totals]) -> Totals:
 
 
 def settle_corpus(totals: Totals, job: Job) -> Settlement:
-    """What is between the passes, with the totals of every unit.
-
-    Where the note of what is dropped is there, an earlier run has searched for it.
-    """
+    """What is between the passes, with the totals of every unit."""
     made = (job.path(WorkFile.LOST), job.path(WorkFile.REPEATS))
     counts, noted = _once(job, "drops", job.path(WorkFile.DROPS_NOTE), made, lambda: find_drops(job))
     known = Totals(counts=Counter(counts)).add(totals)
@@ -67,7 +64,7 @@ def by_shard(spans: dict[str, list[Span]]) -> Iterator[tuple[str, Span]]:
 
 
 def build(rows: tuple[str, Iterable[Span]], job: Job, settlement: Settlement) -> Iterator[ShardNote]:
-    """The second pass over a shard. One whose note is there has been written by an earlier run."""
+    """The second pass over a shard."""
     shard, spans = rows
     if split_of(shard) == "validation" and not settlement.threshold:
         return  # too small a corpus: what was set aside for validation has been moved
