@@ -30,7 +30,9 @@ with needs("preprocess"):
     from preprocessing.command_line import OneLineParser, whole_number
     from preprocessing.inputs import find_inputs, located, units_of
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.options import (
+    from preprocessing.reading import read_inputs
+    from preprocessing.sampling import sample_texts
+    from preprocessing.shared_options import (
         MAX_VOCABULARY,
         SAMPLE_BYTES,
         add_input_arguments,
@@ -40,8 +42,6 @@ with needs("preprocess"):
         read_options,
         refuse_empty,
     )
-    from preprocessing.reading import read_inputs
-    from preprocessing.sampling import sample_texts
     from preprocessing.sources import SourceError, StorageError
     from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.terminal import counted, in_line, show, tell_error

@@ -19,11 +19,12 @@ from preprocessing.inputs import Input, Unit, text_bytes
 from preprocessing.job import BYTES_PER_TOKEN, SHARD_BYTES, Job, choose_layout
 from preprocessing.layout import Layout
 from preprocessing.make_shards import main
-from preprocessing.options import SAMPLE_BYTES, parse
+from preprocessing.options import parse
 from preprocessing.output import JobFailedError
 from preprocessing.reading import read_inputs
 from preprocessing.sampling import draw_sample, lowest, sample_texts, sample_unit
 from preprocessing.schema import ShardDirectory, Vocabulary
+from preprocessing.shared_options import SAMPLE_BYTES
 from preprocessing.sources import Document, Skipped, StorageError
 from preprocessing.text import clean
 from preprocessing.train_vocab import main as train_vocab
