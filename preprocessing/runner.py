@@ -60,25 +60,31 @@ def run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pi
                 with contextlib.nullcontext() if embedded else before_end(running.cancel):
                     running.wait_until_finish()
         except Exception as error:
-            with reaching(job.output):
-                if reason := job.left_error(WorkFile.STUCK_ERROR):
-                    raise JobFailedError(reason) from error
-                if reason := job.left_error(WorkFile.STORAGE_ERROR):
-                    raise JobError(reason) from error
-                if _number(error, FULL):
-                    raise JobError(DISK_FULL.format(job.output)) from error
-                if reason := job.left_error(WorkFile.PASSING_ERROR):
-                    raise JobFailedError(reason) from error
-                if reason := job.left_error(WorkFile.ERROR):
-                    # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
-                    with contextlib.suppress(OSError):  # what stays is told by the next command
-                        clear(job.output)
-                    raise SourceError(reason) from error
-            if number := _number(error, _FAILING):  # for a worker could not leave it where nothing can be written
-                raise JobFailedError(UNAVAILABLE.format(job.output, os.strerror(number))) from error
-            if reason := why_a_worker_died():
-                raise JobFailedError(reason) from error
+            if told := _told(job, error, why_a_worker_died):
+                raise told from error
             raise
+
+
+def _told(job: Job, error: Exception, why_a_worker_died: Callable[[], str | None]) -> Exception | None:
+    """What to raise for an engine's error: what a worker has left of its own comes first; None for a bug."""
+    with reaching(job.output):
+        if reason := job.left_error(WorkFile.STUCK_ERROR):
+            return JobFailedError(reason)
+        if reason := job.left_error(WorkFile.STORAGE_ERROR):
+            return JobError(reason)
+        if _number(error, FULL):
+            return JobError(DISK_FULL.format(job.output))
+        if reason := job.left_error(WorkFile.PASSING_ERROR):
+            return JobFailedError(reason)
+        if reason := job.left_error(WorkFile.ERROR):
+            # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
+            with contextlib.suppress(OSError):  # what stays is told by the next command
+                clear(job.output)
+            return SourceError(reason)
+    if number := _number(error, _FAILING):  # for a worker could not leave it where nothing can be written
+        return JobFailedError(UNAVAILABLE.format(job.output, os.strerror(number)))
+    died = why_a_worker_died()
+    return JobFailedError(died) if died else None
 
 
 def _number(error: BaseException, known: Collection[int]) -> int | None:
