@@ -23,9 +23,9 @@ _PIECE = 1 << 16  # bytes of what comes out
 _BLOCK = 900_000  # that a block of text holds, at whose end is its checksum; one of long repetitions holds more
 
 
-def is_bzip2(beginning: bytes) -> bool:
-    """Whether a file is compressed so, by its first four bytes or more."""
-    return bool(MAGIC.match(beginning))
+def is_bzip2(file: BinaryIO) -> bool:
+    """Whether a file, at its beginning, is compressed so."""
+    return bool(MAGIC.match(file.read(4)))
 
 
 def decompress(file: BinaryIO, begin: int, name: str) -> Iterator[tuple[int, bytes]]:

@@ -113,15 +113,7 @@ def run(argv: Sequence[str]) -> None:
     files.set_options()
     output = files.absolute(found.output)
     is_there = _check_output(ours, found.output, output)
-    given = load_vocabulary(found.extend) if found.extend is not None else []
-    if given:
-        check_case(given, not found.cased, str(found.extend))
-        if found.size is None:
-            ours.error(
-                f"--extend needs --size N, the entries wanted in all, more than the {len(given)} of {found.extend}"
-            )
-        if found.size <= len(given):
-            ours.error(f"--size {found.size} leaves no room beside the {len(given)} entries of --extend; ask for more")
+    given = _given(ours, found) if found.extend is not None else []
     size = found.size or SIZE
     options = read_options(found)
 
@@ -158,6 +150,17 @@ def run(argv: Sequence[str]) -> None:
     short = "" if len(vocabulary) == size else f" ({size:,} were asked for; the text has no more)"
     learnt = f"learnt from {counted(len(texts), 'document')}, {sum(len(text) for text in texts) / 1e6:.1f} M characters"
     show(in_line(f"{found.output}: {len(vocabulary):,} tokens{short}{new}, {learnt}{gain}"))
+
+
+def _given(ours: OneLineParser, found: argparse.Namespace) -> list[str]:
+    """The entries of --extend; ends where there is no room for more."""
+    given = load_vocabulary(found.extend)
+    check_case(given, not found.cased, found.extend)
+    if found.size is None:
+        ours.error(f"--extend needs --size N, the entries wanted in all, more than the {len(given)} of {found.extend}")
+    if found.size <= len(given):
+        ours.error(f"--size {found.size} leaves no room beside the {len(given)} entries of --extend; ask for more")
+    return given
 
 
 def _check_output(ours: OneLineParser, told: str, output: str) -> bool:

@@ -105,4 +105,4 @@ SOURCES = {
 
 def _has_streams(file: BinaryIO) -> bool:
     """Whether a file, at its beginning, is of several bzip2 streams."""
-    return bzip2.is_bzip2(file.read(4)) and bzip2.first_start(file, 1, _LOOKED_AT) is not None
+    return bzip2.is_bzip2(file) and bzip2.first_start(file, 1, _LOOKED_AT) is not None

@@ -89,7 +89,7 @@ def _read_whole(file: BinaryIO, name: str, wanted: Wanted) -> Iterator[Item]:
 
 def _read_part(file: BinaryIO, name: str, part: Part, wanted: Wanted) -> Iterator[Item]:
     where = f"{name}, bytes {part.begin:,} to {part.end:,}"
-    if is_bzip2(file.read(4)):
+    if is_bzip2(file):
         start = first_start(file, part.begin, part.end)
         if start is None:
             return
