@@ -15,11 +15,10 @@ import pyarrow as pa
 from preprocessing import files
 from preprocessing.contamination import FOUND, Search
 from preprocessing.encoder import Encoder
-from preprocessing.fingerprints import fingerprint
+from preprocessing.fingerprints import RepeatRule, fingerprint
 from preprocessing.inputs import Unit, check_unchanged
 from preprocessing.job import Job
 from preprocessing.layout import Counts
-from preprocessing.options import Options
 from preprocessing.reading import read_inputs
 from preprocessing.schema import token_type
 from preprocessing.sources import Document, Skipped
@@ -87,7 +86,7 @@ def _encoded(job: Job, unit: Unit, counts: Counts, dog: Watchdog) -> Iterator[En
     dtype = np.dtype(str(token_type(job.vocabulary.size)))  # pyarrow's own way asks pandas
     documents = _split(_documents(job, unit, counts, dog), job.options.language, dog)
     blocks = _blocks(_searched(job, unit, documents) if job.benchmark else documents)
-    encode = partial(encode_documents, encoder=encoder, options=job.options, dtype=dtype)
+    encode = partial(encode_documents, encoder=encoder, rule=job.options.repeats, dtype=dtype)
     for encoded in chain.from_iterable(map(encode, _watched(blocks, dog))):
         source = encoded.document.source
         if len(encoded.tokens) < job.options.min_tokens:
@@ -169,7 +168,7 @@ def split_document(document: Document, language: str) -> SplitDocument:
 
 
 def encode_documents(
-    documents: Sequence[SplitDocument], encoder: Encoder, options: Options, dtype: Any
+    documents: Sequence[SplitDocument], encoder: Encoder, rule: RepeatRule, dtype: Any
 ) -> Iterator[EncodedDocument]:
     """Encode documents together; sentences without tokens vanish."""
     encoded = encoder([sentence for document in documents for line in document.lines for sentence in line])
@@ -183,7 +182,7 @@ def encode_documents(
         tokens = ids[origin : own[-1] if len(own) else origin]
         sentence_ends = (own - origin).astype(np.int32)
         line_sentences = np.diff(np.append(0, np.cumsum(own_kept))[line_ends], prepend=0)
-        print_ = fingerprint(text, line_sentences.tolist(), sentence_ends, options.repeats)
+        print_ = fingerprint(text, line_sentences.tolist(), sentence_ends, rule)
         yield EncodedDocument(document, tokens, sentence_ends, print_)
         first, origin = first + line_ends[-1], origin + len(tokens)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from preprocessing import files
 from preprocessing.globs import Found, expand
 from preprocessing.schema import MANIFEST, checksum_of
 from preprocessing.sources import DEFAULTS, Part, ReadOptions, SourceError, StorageError
-from preprocessing.sources.registry import SOURCES, Source
+from preprocessing.sources.registry import SOURCES
 from preprocessing.terminal import counted
 
 UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
@@ -198,7 +198,7 @@ def _check_rows(numbered: Iterable[Input]) -> None:
 
 def units_of(inputs: Sequence[Input], options: ReadOptions = DEFAULTS) -> list[Unit]:
     """What the tasks of the first pass read: small inputs together, large ones in parts, to be located yet."""
-    return group_units(list(chain.from_iterable(cut(file, SOURCES[file.source], options) for file in inputs)))
+    return group_units([part for file in inputs for part in _cut(file, options)])
 
 
 def units_checksum(units: Iterable[Unit]) -> str:
@@ -206,13 +206,13 @@ def units_checksum(units: Iterable[Unit]) -> str:
     return checksum_of(json.dumps([[(file.name, file.part) for file in unit.inputs] for unit in units]).encode())
 
 
-def cut(file: Input, source: Source, options: ReadOptions) -> list[Input]:
+def _cut(file: Input, options: ReadOptions) -> list[Input]:
     """The parts in which a file is read: a function of its size, its beginning, the options and nothing else."""
-    if source.has_parts is not None:
+    if has_parts := SOURCES[file.source].has_parts:
         if file.bytes <= PART_BYTES:
             return [file]
         with files.open_raw(file.path) as raw:
-            if not source.has_parts(raw, options):
+            if not has_parts(raw, options):
                 return [file]
     begins = range(0, file.bytes or 1, PART_BYTES)
     return [file._replace(part=Part(begin, min(begin + PART_BYTES, file.bytes))) for begin in begins]
@@ -224,7 +224,7 @@ def located(units: Iterable[Unit], note: Callable[[str], None]) -> list[Unit]:
     Files of the formats that need it are read once, as they lie. A part may end up without bytes: a document is longer.
 
     Args:
-        units: with parts as cut makes them.
+        units: as units_of makes them.
         note: told of what takes a while.
 
     Raises:

@@ -87,9 +87,9 @@ def sample_texts(documents: Iterable[Document | Skipped], budget: int, seed: int
     return [text for _, text in lowest(hashed_texts(documents, seed), budget).taken]
 
 
-def first_cutoff(budget: int, text_bytes: float) -> int:
+def first_cutoff(budget: int, seeming: float) -> int:
     """A bound of hashes below which lies more than a budget, if inputs hold about so much text."""
-    return min(ALL, int(ALL * SPARE * budget / max(1.0, text_bytes)))
+    return min(ALL, int(ALL * SPARE * budget / max(1.0, seeming)))
 
 
 def draw_sample(job: Job, units: Sequence[Unit], budget: int, beam_options: Sequence[str]) -> list[str]:
