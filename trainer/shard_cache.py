@@ -38,7 +38,7 @@ from preprocessing.schema import (
     checksum,
     checksum_of,
 )
-from preprocessing.status import is_file
+from preprocessing.status import is_file, status
 from preprocessing.storage_errors import unavailable
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.credentials import without_credentials
@@ -148,15 +148,11 @@ class _Source:
 def _is_lasting(error: Exception) -> bool:
     """Whether the same error is to be expected at the next try: a wrong name, no permission, a library that lacks."""
     # Of HTTP, as libraries for it call it; fsspec makes a file that is not found of whatever a server answers.
-    status = _status(error.__cause__ if isinstance(error, FileNotFoundError) else error)
-    if status:
-        return 400 <= status < 500 and status not in _PASSING
+    told = error.__cause__ if isinstance(error, FileNotFoundError) else error
+    code = getattr(told, "status", getattr(told, "code", None))
+    if isinstance(code, int) and code:
+        return 400 <= code < 500 and code not in _PASSING
     return isinstance(error, _LASTING)
-
-
-def _status(error: BaseException | None) -> int | None:
-    status = getattr(error, "status", getattr(error, "code", None))
-    return status if isinstance(status, int) else None
 
 
 def _complete(directory: Path, remote: _Source, manifest: Manifest, verify: bool) -> None:
@@ -198,8 +194,9 @@ def _copy(remote: _Source, target: Path, entry: ShardEntry) -> None:
 
 
 def _is_right(path: Path, entry: ShardEntry, verify: bool) -> bool:
-    whole = is_file(path) and path.stat().st_size == entry.bytes
-    return whole and (not verify or checksum(path) == entry.blake2b)
+    found = status(path)
+    is_whole = found is not None and found.st_size == entry.bytes
+    return is_whole and (not verify or checksum(path) == entry.blake2b)
 
 
 def _write(path: Path, content: bytes) -> None:
