@@ -20,7 +20,7 @@ from trainer.config import Recipe, load_recipe
 from trainer.corpus import Corpus
 from trainer.hugging_face import CONFIG, WEIGHTS, Export, load_config, load_export
 from trainer.model import BertConfig, parameter_count, parameter_shapes
-from trainer.run_directory import CheckpointError, RunDirectory, newest_checkpoint_around, newest_export_around
+from trainer.run_directory import CheckpointError, RunDirectory, newest_around
 from trainer.settings import ConfigError, parse
 from trainer.sharded_state import StateError, StateReader, check_count, stored_checksums, verify_state
 
@@ -55,7 +55,7 @@ def check_is_export(directory: Path) -> None:
         ConfigError: it has no configuration and lies in a run; the message names the newest export there.
         OSError: that can't be told.
     """
-    if not exists(directory / CONFIG) and (newest := newest_export_around(directory)):
+    if not exists(directory / CONFIG) and (newest := newest_around(directory, "exports")):
         raise ConfigError(f"{directory / CONFIG}: missing, so it is no export; the newest one is {newest}")
 
 
@@ -247,7 +247,10 @@ def _newest_around(path: Path) -> str:
     """What of the run that a path is, or lies in, can be begun with; '' where none is seen."""
     newest: dict[str, Path | None] = {}
     with contextlib.suppress(OSError):  # of a path that can't be
-        newest = {"with the moments too": newest_checkpoint_around(path), "weights alone": newest_export_around(path)}
+        newest = {
+            "with the moments too": newest_around(path, "checkpoints"),
+            "weights alone": newest_around(path, "exports"),
+        }
     there = [f"{folder} ({what})" for what, folder in newest.items() if folder]
     return f"the newest of its run: {', '.join(there)}" if there else ""
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -67,15 +68,18 @@ def cut_metrics(run: RunDirectory, step: int) -> None:
 
 def has_line(path: Path, step: int) -> bool:
     """Whether a file of metrics has a line of a step."""
-    return exists(path) and any(json.loads(line)["step"] == step for line in _lines_up_to(path, step))
+    return any(line["step"] == step for line in lines_after(path, step - 1))
 
 
 def lines_after(path: Path, step: int) -> Iterator[dict[str, Any]]:
-    """The good lines of a file of metrics of steps after ``step``."""
+    """The good lines of a file of metrics of steps after ``step``, up to one that has no end yet."""
     if exists(path):
         with path.open("rb") as file:
             file.seek(end_of_step(file, step))
-            yield from filter(None, map(metrics_of, file))
+            for line in takewhile(lambda line: line.endswith(b"\n"), file):
+                values = metrics_of(line)
+                if values is not None and values["step"] > step:
+                    yield values
 
 
 def metrics_of(line: bytes) -> dict[str, Any] | None:
@@ -119,20 +123,15 @@ def _is_sound(file: BinaryIO, end: int, step: int) -> bool:
 
 def _rewrite(path: Path, step: int) -> None:
     """Leave the good lines of steps up to ``step``."""
-    with incomplete(path).open("wb") as file:
-        file.writelines(_lines_up_to(path, step))
-    sync(incomplete(path))
-    incomplete(path).replace(path)
-
-
-def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    with path.open("rb") as old, incomplete(path).open("wb") as new:
+        for number, line in enumerate(old, start=1):
             values = metrics_of(line)
             if values is not None and values["step"] <= step:
-                yield line
+                new.write(line)
             elif values is None and line.endswith(b"\n"):
                 _log.warning("%s: line %d is damaged and left out", path, number)
+    sync(incomplete(path))
+    incomplete(path).replace(path)
 
 
 def _steps_from(file: BinaryIO, begin: int, before: int | None = None) -> Iterator[tuple[int, int]]:

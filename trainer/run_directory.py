@@ -200,20 +200,10 @@ def step_folders(folder: Path) -> list[Path]:
     return sorted((path for path in found if path.name == step_name(step_number(path))), key=step_number)
 
 
-def newest_export_around(path: Path) -> Path | None:
-    """The newest export of the run that a path is, or lies in, such as a checkpoint; None where it is in none."""
-    exports = [export for run in _runs_around(path) for export in step_folders(run.exports)]
-    return exports[-1] if exports else None
-
-
-def newest_checkpoint_around(path: Path) -> Path | None:
-    """The newest checkpoint of the run that a path is, or lies in; None where it is in none."""
-    checkpoints = [checkpoint for run in _runs_around(path) for checkpoint in step_folders(run.checkpoints)]
-    return checkpoints[-1] if checkpoints else None
-
-
-def _runs_around(path: Path) -> list[RunDirectory]:
-    return [RunDirectory(folder) for folder in (path, path.parent, path.parent.parent)]
+def newest_around(path: Path, kind: Literal["checkpoints", "exports"]) -> Path | None:
+    """The newest one of the run that a path is, or lies in, such as a checkpoint; None where it is in none."""
+    found = [one for folder in (path, path.parent, path.parent.parent) for one in step_folders(folder / kind)]
+    return found[-1] if found else None
 
 
 def step_number(path: Path) -> int:

@@ -11,7 +11,7 @@ import threading
 import tomllib
 import uuid
 from collections.abc import Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,7 @@ from preprocessing.schema import checksum_of
 from preprocessing.status import exists
 from trainer.credentials import without_credentials
 from trainer.leases import is_held
-from trainer.metrics_log import end_of_step
+from trainer.metrics_log import lines_after
 from trainer.run_directory import RunDirectory
 from trainer.tracking.evaluations import WaitingError, carry_over_pending
 from trainer.tracking.store import (
@@ -359,16 +359,10 @@ def _chunks(path: Path, after: int, every: int) -> Iterator[tuple[list[_Line], i
 
 
 def _lines_after(path: Path, after: int) -> Iterator[_Line]:
-    """The good lines of steps after ``after``, up to one that has no end yet; steps ascend."""
-    if not exists(path):
-        return
-    with path.open("rb") as file:
-        file.seek(end_of_step(file, after))
-        for text in takewhile(lambda text: text.endswith(b"\n"), file):
-            with contextlib.suppress(pydantic.ValidationError):
-                line = _Line.model_validate_json(text)
-                if line.step > after:
-                    yield line
+    """The lines of steps after ``after`` whose values MLflow takes; steps ascend."""
+    for values in lines_after(path, after):
+        with contextlib.suppress(pydantic.ValidationError):
+            yield _Line.model_validate(values)
 
 
 def _metrics(lines: Sequence[_Line], prefix: str) -> list[Metric]:
