@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,20 +45,16 @@ def take_over(run: RunDirectory, held: contextlib.ExitStack, stop: Callable[[], 
 
     How it ended is open again, but for what is done: it stays so until there is more to train.
     """
-    try:
+    with _writing(run):
         held.enter_context(hold_run(run, stop=stop))
         if run.ending != "done":
             run.set_outcome(None)
-    except OSError as error:
-        raise _unwritable(run, error) from None
 
 
 def reopen(run: RunDirectory) -> None:
     """Take back that a run is done: there is more to train."""
-    try:
+    with _writing(run):
         run.set_outcome(None)
-    except OSError as error:
-        raise _unwritable(run, error) from None
 
 
 def find_beginning(run: RunDirectory, recipe: Recipe, shards: Corpus, init_from: Path | None) -> int:
@@ -94,14 +90,12 @@ def write_run(
         OSError: its storage fails, maybe for a moment only.
     """
     code = code_version()
-    try:
+    with _writing(run):
         aside = set_aside(run, step)
         cut_metrics(run, step)
         warnings = _warnings(run, recipe, deepspeed) if step else []
         _write_settings(run, recipe, shards, deepspeed, code, weights, step)
         written = Written(checksum(run.config), code)
-    except OSError as error:
-        raise _unwritable(run, error) from None
     for warning in warnings:
         _log.warning(warning)
     if aside:
@@ -162,11 +156,16 @@ def _other_shards(begun_with: Sequence[str], shards: Corpus) -> str:
     return f"the run was started with {len(begun_with)} shard directories, of which {shards.name} lacks some"
 
 
-def _unwritable(run: RunDirectory, error: OSError) -> CheckpointError | OSError:
-    if is_passing(error):
-        return error
-    advice = "make room, and give the same command" if is_full(error) else "choose another --output"
-    return CheckpointError(f"{run.path}: can't be written ({error.strerror}); {advice}")
+@contextlib.contextmanager
+def _writing(run: RunDirectory) -> Iterator[None]:
+    """What keeps a run from being written is a mistake, unless storage fails, maybe for a moment only."""
+    try:
+        yield
+    except OSError as error:
+        if is_passing(error):
+            raise
+        advice = "make room, and give the same command" if is_full(error) else "choose another --output"
+        raise CheckpointError(f"{run.path}: can't be written ({error.strerror}); {advice}") from None
 
 
 def _check_same_beginning(run: RunDirectory, init_from: Path | None) -> None:
