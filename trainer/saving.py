@@ -23,7 +23,7 @@ from trainer.export import export_checkpoint
 from trainer.leases import remove_export
 from trainer.model import BertConfig
 from trainer.run_directory import RunDirectory
-from trainer.sharded_state import StateError, check_files, write_state
+from trainer.sharded_state import check_files, write_state
 from trainer.world import World
 
 _log = logging.getLogger("pretrain")
@@ -64,63 +64,54 @@ class Saver:
         self._world = world
         self._model = model
         self._settings = settings
-        self._state: RunState | None = None  # of the checkpoint that is being written
-        self._writer: Future[Problem | None] | None = None
+        self._begun: tuple[RunState, Future[Problem | None]] | None = None  # a checkpoint, and who writes it
         self._exporter: Future[Problem | None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # writer and exporter take turns
 
     @property
     def writing(self) -> bool:
         """Whether this rank's part of a checkpoint is not on disk yet."""
-        return self._writer is not None and not self._writer.done()
+        return self._begun is not None and not self._begun[1].done()
 
     def begin(self, state: RunState, engine: Engine) -> None:
         """Copy what this rank owns, and start writing it."""
         self.finish()
         run, world = self._run, self._world
         made = _problem_of(lambda: begin_checkpoint(run, state.step)) if world.is_first else None
-        problem = next(filter(None, world.gather(made)), None)
-        if problem:
-            self.problem = problem
+        if problem := next(filter(None, world.gather(made)), None):
             self._give_up(state, problem)
             return
         flats, moment_step = engine.snapshot(), engine.optimizer_step
-        self._state = state
-        self._writer = self._thread.submit(
+        writer = self._thread.submit(
             _problem_of, lambda: write_state(run.staging(state.step), world.rank, world.size, flats, moment_step)
         )
+        self._begun = state, writer
 
     def settle(self) -> None:
         """Commit the checkpoint that all ranks have written, or give it up if one could not. All ranks know that."""
-        if self._state is None or self._writer is None:
+        if self._begun is None:
             return
-        state, self._state = self._state, None
-        problems = self._world.gather(self._writer.result())
+        (state, writer), self._begun = self._begun, None
+        problems = self._world.gather(writer.result())
         if not any(problems):
-            problems = self._world.gather(self._commit(state) if self._world.is_first else None)
-        self.problem = next(filter(None, problems), None)
-        if self.problem is None:
-            self.last = state.step
+            problems = self._world.gather(_problem_of(lambda: self._commit(state)) if self._world.is_first else None)
+        if problem := next(filter(None, problems), None):
+            self._give_up(state, problem)
         else:
-            self._give_up(state, self.problem)
+            self.last, self.problem = state.step, None
+            if self._world.is_first:
+                self._exporter = self._thread.submit(_problem_of, lambda: self._clean_up_and_export(state))
 
     def finish(self) -> None:
         """Wait until nothing is being written any more."""
         self.settle()
         if self._exporter is not None:
-            problem = self._exporter.result()
+            _report_export(self._exporter.result())
             self._exporter = None
-            _report_export(problem)
 
-    def _commit(self, state: RunState) -> Problem | None:
-        """Give the checkpoint its name and begin its export; returns what went wrong."""
-        try:
-            check_files(self._run.staging(state.step), state.world_size)
-            commit_checkpoint(self._run, state)
-        except (OSError, StateError) as error:
-            return Problem(str(error), comes_of_passing(error))
-        self._exporter = self._thread.submit(_problem_of, lambda: self._clean_up_and_export(state))
-        return None
+    def _commit(self, state: RunState) -> None:
+        check_files(self._run.staging(state.step), state.world_size)
+        commit_checkpoint(self._run, state)
 
     def _clean_up_and_export(self, state: RunState) -> None:
         run, settings = self._run, self._settings
@@ -130,6 +121,7 @@ class Saver:
         keep_newest(run.exports, settings.keep_exports, good_step=good_step, remove=remove_export)
 
     def _give_up(self, state: RunState, problem: Problem) -> None:
+        self.problem = problem
         if self._world.is_first:
             shutil.rmtree(self._run.staging(state.step), ignore_errors=True)
             _log.error("step %d: the checkpoint can't be written (%s)", state.step, problem.text)
@@ -138,10 +130,10 @@ class Saver:
 
 def export_if_missing(run: RunDirectory, step: int, model: BertConfig) -> None:
     """Make the export of a checkpoint where a kill came between the two; one that can't be made costs nothing else."""
-    if step and not exists(run.export(step)):
-        checkpoint, target = run.checkpoint(step), run.export(step)
+    checkpoint, export = run.checkpoint(step), run.export(step)
+    if step and not exists(export):
         _report_export(
-            _problem_of(lambda: export_checkpoint(run, read_run_state(checkpoint), checkpoint, target, model))
+            _problem_of(lambda: export_checkpoint(run, read_run_state(checkpoint), checkpoint, export, model))
         )
 
 
