@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -23,6 +24,8 @@ from trainer.model import BertConfig, parameter_count, parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory, newest_around
 from trainer.settings import ConfigError, parse
 from trainer.sharded_state import StateError, StateReader, check_count, stored_checksums, verify_state
+
+_log = logging.getLogger("pretrain")
 
 _COPY = "; copy it again, or take another checkpoint"  # of what is damaged or missing
 # What a recipe's model must have in common with the weights, for else they are another one's.
@@ -200,6 +203,22 @@ class GivenCheckpoint(Given):
                 "train that run for another step, or begin with its export, which has no moments"
             )
         return learner
+
+    def tell(self, updates: int, recipe: Recipe, shards: Corpus) -> None:
+        """Say what a run takes over from it, with the moments of so many updates, and what it does again."""
+        learner, ours = self.learner, recipe.optimizer.name
+        if recipe.phases[0].reset_moments:
+            moments = "; phases.0.reset_moments leaves its moments out"
+        else:
+            other = "" if learner.optimizer == ours else f", with which {ours} goes on"
+            moments = f" and the moments of {updates} updates by {learner.optimizer}{other}"
+        _log.info("begins with the weights of %s%s", self.directory, moments)
+        if (self.state.manifest_blake2b, learner.seed) == (shards.manifest_blake2b, recipe.train.seed):
+            _log.warning(
+                "shards and train.seed are those of %s: this run has the same samples and masks again, of a length "
+                "from the first one on; train.seed=%d draws others",
+                self.directory, learner.seed + 1,
+            )  # fmt: skip
 
     @override
     def check(self, recipe: Recipe) -> None:

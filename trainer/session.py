@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 import torch
 
-from preprocessing.terminal import in_line
 from trainer.bottlenecks import Bottlenecks
 from trainer.checkpoint import Learner, RunState, read_run_state
 from trainer.config import Phase, Recipe
@@ -22,20 +22,19 @@ from trainer.determinism import arithmetic_of
 from trainer.divergence import Divergence
 from trainer.engine import Engine, GlobalCounts
 from trainer.initial_model import GivenCheckpoint, GivenExport, find_given
-from trainer.lineage import other_versions
 from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps
 from trainer.metrics import Laps, measure_ceiling, memory_share, peak_memory, roomiest_micro_batch
-from trainer.metrics_log import MetricsLog, has_line, lines_after
+from trainer.metrics_log import MetricsLog, has_line
 from trainer.model import parameter_count
 from trainer.monitors import Monitors
 from trainer.non_finite import NonFiniteError
 from trainer.progress import Progress
-from trainer.run_directory import CheckpointError, Ending, RunDirectory, step_folders, step_number
+from trainer.run_directory import CheckpointError, Ending, RunDirectory
 from trainer.saving import Saver, UnsavedError, export_if_missing
 from trainer.skipping import count_skipped
-from trainer.start import Written
+from trainer.start import Written, warn_of_other_bits
 from trainer.stopping import StopRequests, watch
-from trainer.validation import Validation, describe, lowest_before_a_rise
+from trainer.validation import Validation, describe, warn_of_a_rise
 from trainer.world import World
 
 _HOST = torch.device("cpu")  # by whose clock the parts of a step are measured here
@@ -96,7 +95,7 @@ class Session:
             with contextlib.suppress(OSError):  # what is done stays so, whatever can't be read of it just now
                 export = self.run.export(step)
                 _log.info("done: %d steps%s", step, f"; the newest export is {export}" if export.is_dir() else "")
-                self._tell_of_a_rise()
+                warn_of_a_rise(self.run, self.recipe)
         return "done", ""
 
     def _train_phase(self, phase: Phase, config: dict[str, Any], begin: int, step: int, end: int) -> tuple[int, bool]:
@@ -108,16 +107,16 @@ class Session:
         first = step
         self._watch()
         engine = self._start_engine(phase, config, step)
-        if step == begin and phase.reset_moments:
-            engine.reset_moments()
         if step == begin:
             self._divergence.enter(begin, phase)
+            if phase.reset_moments:
+                engine.reset_moments()
         steps = self._steps(phase, begin)
         validation = Validation(self.shards, self.recipe, phase, self.world) if self.recipe.log.validate_every else None
         ceiling = self.world.sum([measure_ceiling(self.world.device, engine.dtype)])[0]
         _log.info("ceiling: %.3f TFLOP/s of matrix products in %s over all ranks", ceiling / 1e12, engine.dtype)
-        progress, spent = Progress(self.world.is_first, self.recipe, step), dict[str, float]()
-        bottlenecks = Bottlenecks(self.world)
+        progress = Progress(self.world.is_first, self.recipe, step)
+        bottlenecks, spent = Bottlenecks(self.world), defaultdict[str, float](float)
         loader = StepReader(steps, step - begin, end - begin, self.recipe.data.processes(self.world.device))
         self.stop.wait_for_the_step()
         if self.owes_validation:
@@ -151,7 +150,8 @@ class Session:
                 if stopped and not is_saved:
                     self._save(engine, step, laps)
             seconds = laps.seconds()
-            spent = {part: spent.get(part, 0.0) + seconds.get(part, 0.0) for part in {**spent, **seconds}}
+            for part, taken in seconds.items():
+                spent[part] += taken
             if step > first + 1:  # the first one also waits for loader processes to start, and for kernels
                 _warn_of(bottlenecks, batches, metrics | seconds)
             self._report(step, metrics | _throughput(totals, seconds, ceiling), progress)
@@ -191,22 +191,6 @@ class Session:
             _log.info(
                 "%.0f%% of the GPU's memory is in use: phases.%d.micro_batch_size=%d fits too, and fewer, larger ones "
                 "are faster", 100 * share, self.recipe.phases.index(phase), size,
-            )  # fmt: skip
-
-    def _tell_of_a_rise(self) -> None:
-        """Say so where the held-out loss has been lower in the last phase than at its end, and name the export of then.
-
-        Phases before have other lengths or weights, whose losses don't compare.
-        """
-        begin = max(begin for begin, _, _ in self.recipe.phase_ranges() if begin < self.recipe.last_step)
-        if risen := lowest_before_a_rise(lines_after(self.run.validation_metrics, begin)):
-            lowest, last = risen
-            exports = step_folders(self.run.exports)
-            nearest = min(exports, key=lambda path: abs(step_number(path) - lowest["step"]), default=None)
-            _log.warning(
-                "the held-out loss of masked words was lowest after step %d: %.4f, and is %.4f now%s",
-                lowest["step"], lowest["mlm_loss"], last["mlm_loss"],
-                f"; the export that is nearest to that step is {nearest}" if nearest else "",
             )  # fmt: skip
 
     def _watch(self) -> None:
@@ -273,11 +257,11 @@ class Session:
             lacking = f", which has no {', '.join(export.initialized)}: newly initialised" if export.initialized else ""
             _log.info("begins with the weights of %s%s", self.init_from, lacking)
         if branch:
-            _tell_of_branch(branch, engine.optimizer_step, recipe, self.shards)
+            branch.tell(engine.optimizer_step, recipe, self.shards)
         elif state:
             self._divergence.trend = state.trend
             _log.info("resumed after step %d from %s", step, checkpoint)
-            _warn_of_other_bits(state, world, self.written.code)
+            warn_of_other_bits(state, world, self.written.code)
         return engine
 
     def _steps(self, phase: Phase, begin: int) -> Steps:
@@ -339,46 +323,6 @@ def owes_validation(run: RunDirectory, recipe: Recipe, step: int) -> bool:
     ends = (min(end, recipe.last_step) for begin, end, _ in recipe.phase_ranges() if begin < step <= end)
     is_due = any(_is_due(recipe.log.validate_every, step, end) for end in ends)
     return is_due and not has_line(run.validation_metrics, step)
-
-
-def _tell_of_branch(branch: GivenCheckpoint, updates: int, recipe: Recipe, shards: Corpus) -> None:
-    """Say what a run takes over from a checkpoint of another one, and what it does again."""
-    learner, ours = branch.learner, recipe.optimizer.name
-    if recipe.phases[0].reset_moments:
-        moments = "; phases.0.reset_moments leaves its moments out"
-    else:
-        other = "" if learner.optimizer == ours else f", with which {ours} goes on"
-        moments = f" and the moments of {updates} updates by {learner.optimizer}{other}"
-    _log.info("begins with the weights of %s%s", branch.directory, moments)
-    if (branch.state.manifest_blake2b, learner.seed) == (shards.manifest_blake2b, recipe.train.seed):
-        _log.warning(
-            "shards and train.seed are those of %s: this run has the same samples and masks again, of a length from "
-            "the first one on; train.seed=%d draws others",
-            branch.directory, learner.seed + 1,
-        )  # fmt: skip
-
-
-def _warn_of_other_bits(state: RunState, world: World, code: Mapping[str, Any]) -> None:
-    """Say so where a run goes on in a way that makes the last bits differ."""
-    then = state.code.get("libraries")
-    if apart := other_versions(code["libraries"], then if isinstance(then, dict) else {}):
-        _log.warning(
-            "checkpoint was written with other libraries than resume it (%s): samples and masks are the same, but "
-            "losses may differ in the last bits",
-            "; ".join(apart),
-        )
-    if state.arithmetic not in (None, here := arithmetic_of(world.device)):
-        _log.warning(
-            "checkpoint was written on %s, resuming on %s: samples, masks and dropout are the same, but losses may "
-            "differ in the last bits",
-            in_line(state.arithmetic), here,
-        )  # fmt: skip
-    if (state.world_size, state.threads) != (world.size, torch.get_num_threads()):
-        _log.warning(
-            "checkpoint was written with %d rank(s) x %d thread(s), resuming with %d x %d: samples, masks and dropout "
-            "are the same, but losses will differ in the last bits",
-            state.world_size, state.threads, world.size, torch.get_num_threads(),
-        )  # fmt: skip
 
 
 def _warn_of(bottlenecks: Bottlenecks, batches: Sequence[Batch], seconds: Mapping[str, float]) -> None:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from preprocessing.schema import checksum
 from preprocessing.status import exists, is_file
 from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_full, is_passing
+from preprocessing.terminal import in_line
 from trainer.checkpoint import RunState, read_run_state, remove_leftovers, set_aside
 from trainer.config import Recipe, advice_on, differences, load_recipe, other_draws, to_toml
 from trainer.corpus import Corpus, directory_checksums
 from trainer.deepspeed_config import DeepSpeedFile, other_numbers, read_deepspeed
+from trainer.determinism import arithmetic_of
 from trainer.files import write_atomically
 from trainer.initial_model import find_given
 from trainer.leases import hold_run
-from trainer.lineage import code_version, uncommitted_changes
+from trainer.lineage import code_version, other_versions, uncommitted_changes
 from trainer.metrics_log import cut_metrics
 from trainer.model import parameter_shapes
 from trainer.naming import name_some
@@ -27,6 +31,7 @@ from trainer.run_directory import CheckpointError, RunDirectory, one_line, step_
 from trainer.settings import ConfigError
 from trainer.sharded_state import StateError, StateReader, verify_state
 from trainer.skipping import count_skipped, skip_setting
+from trainer.world import World
 
 _log = logging.getLogger("pretrain")
 
@@ -127,6 +132,29 @@ def _warnings(run: RunDirectory, recipe: Recipe, deepspeed: DeepSpeedFile) -> li
         found.append("the last start passed over samples that this one does not: give "
                      f"{skip_setting([*skip, *again])}, if they are to be left out where they come")  # fmt: skip
     return found
+
+
+def warn_of_other_bits(state: RunState, world: World, code: Mapping[str, Any]) -> None:
+    """Say so where a run goes on in a way that makes the last bits differ."""
+    then = state.code.get("libraries")
+    if apart := other_versions(code["libraries"], then if isinstance(then, dict) else {}):
+        _log.warning(
+            "checkpoint was written with other libraries than resume it (%s): samples and masks are the same, but "
+            "losses may differ in the last bits",
+            "; ".join(apart),
+        )
+    if state.arithmetic not in (None, here := arithmetic_of(world.device)):
+        _log.warning(
+            "checkpoint was written on %s, resuming on %s: samples, masks and dropout are the same, but losses may "
+            "differ in the last bits",
+            in_line(state.arithmetic), here,
+        )  # fmt: skip
+    if (state.world_size, state.threads) != (world.size, torch.get_num_threads()):
+        _log.warning(
+            "checkpoint was written with %d rank(s) x %d thread(s), resuming with %d x %d: samples, masks and dropout "
+            "are the same, but losses will differ in the last bits",
+            state.world_size, state.threads, world.size, torch.get_num_threads(),
+        )  # fmt: skip
 
 
 def check_run(run: RunDirectory, recipe: Recipe, shards: Corpus) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -14,10 +15,12 @@ from trainer.data import Batch, evaluation_batches, validation_stream
 from trainer.engine import Engine
 from trainer.loading import DamagedShardError, LoaderError
 from trainer.metrics import directories, of_directory, perplexity
+from trainer.metrics_log import lines_after
+from trainer.run_directory import RunDirectory, step_folders, step_number
 from trainer.stopping import watch
 from trainer.world import World
 
-_Line = Mapping[str, float]  # of validation.jsonl
+_log = logging.getLogger("pretrain")
 _WITHOUT = "go on without validation: log.validate_every=0"
 _RISE = 0.01  # nats of loss: less is no reason to take an earlier export
 _BY_DIRECTORY = ("mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
@@ -99,18 +102,6 @@ def _with_perplexity(means: dict[str, float]) -> dict[str, float]:
     return means | {"perplexity": perplexity(means["mlm_loss"])} if "mlm_loss" in means else means
 
 
-def lowest_before_a_rise(
-    lines: Iterable[Mapping[str, float]],
-) -> tuple[Mapping[str, float], Mapping[str, float]] | None:
-    """Of validations in the order of their steps the one with the lowest loss of masked words, and the last one.
-
-    None where the last one is as good, more or less: a model that reads few texts often may get worse at others.
-    """
-    known = [line for line in lines if "mlm_loss" in line]
-    lowest = min(known, key=lambda line: line["mlm_loss"], default=None)
-    return (lowest, known[-1]) if lowest and known[-1]["mlm_loss"] > lowest["mlm_loss"] + _RISE else None
-
-
 def describe(figures: Mapping[str, float], next_sentence: bool) -> Iterator[str]:
     """Lines of the log for the figures of a validation; of next sentences nothing where they are not learned."""
     nsp = f", NSP accuracy {figures['nsp_accuracy']:.4f}" if next_sentence else ""
@@ -121,3 +112,23 @@ def describe(figures: Mapping[str, float], next_sentence: bool) -> Iterator[str]
     if names := directories("perplexity", figures):
         each = (f"{name} {figures[of_directory('perplexity', name)]:.1f}" for name in names)
         yield f"held out, perplexity by directory: {', '.join(each)}"
+
+
+def warn_of_a_rise(run: RunDirectory, recipe: Recipe) -> None:
+    """Say so where the held-out loss was lower in the last phase than at its end, and name the export of then.
+
+    A model that reads few texts often may get worse at others. Phases before have other lengths or weights, whose
+    losses don't compare.
+    """
+    begin = max(begin for begin, _, _ in recipe.phase_ranges() if begin < recipe.last_step)
+    known = [line for line in lines_after(run.validation_metrics, begin) if "mlm_loss" in line]
+    lowest = min(known, key=lambda line: line["mlm_loss"], default=None)
+    if lowest is None or known[-1]["mlm_loss"] <= lowest["mlm_loss"] + _RISE:
+        return
+    exports = step_folders(run.exports)
+    nearest = min(exports, key=lambda path: abs(step_number(path) - lowest["step"]), default=None)
+    _log.warning(
+        "the held-out loss of masked words was lowest after step %d: %.4f, and is %.4f now%s",
+        lowest["step"], lowest["mlm_loss"], known[-1]["mlm_loss"],
+        f"; the export that is nearest to that step is {nearest}" if nearest else "",
+    )  # fmt: skip

@@ -29,7 +29,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_on_nodes_that_differ,
     run_pretrain_where_the_last_rank_s_storage_fails,
 )
-from trainer import initial_model, session
+from trainer import initial_model
 from trainer.checkpoint import RUN_STATE, begin_checkpoint, commit_checkpoint, read_run_state
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
@@ -213,7 +213,7 @@ def test_moments_that_the_recipe_resets_are_left_out(call, checkpoint, recipe, t
 def test_what_a_branch_takes_over_and_does_again_is_told(checkpoint, recipe, shards, caplog, settings, told):
     caplog.set_level("INFO")
     corpus = open_corpus([str(shards)])
-    session._tell_of_branch(GivenCheckpoint(checkpoint), 4, load_recipe(recipe, settings), corpus)
+    GivenCheckpoint(checkpoint).tell(4, load_recipe(recipe, settings), corpus)
     assert len(caplog.messages) == len(told)
     assert all(words in message for message, words in zip(caplog.messages, told, strict=True))
 

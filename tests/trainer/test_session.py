@@ -1,7 +1,6 @@
 """What a session puts together; tests/trainer/test_pretrain.py trains with it."""
 
 import multiprocessing
-import re
 import time
 from types import SimpleNamespace
 
@@ -9,18 +8,15 @@ import pytest
 import torch
 
 from tests.trainer.shard_factory import write_shards
-from trainer.checkpoint import RunState
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
-from trainer.determinism import arithmetic_of
 from trainer.engine import GlobalCounts
 from trainer.files import append_line, read_lines
-from trainer.lineage import code_version
 from trainer.loading import DamagedShardError, LoaderError
 from trainer.metrics import Laps
 from trainer.run_directory import RunDirectory
 from trainer.saving import Problem
-from trainer.session import Session, _throughput, _warn_of, _warn_of_other_bits, owes_validation
+from trainer.session import Session, _throughput, _warn_of, owes_validation
 from trainer.start import Written
 from trainer.stopping import watch
 from trainer.world import World
@@ -219,46 +215,6 @@ def test_what_ranks_compare_are_seconds_a_token_and_waits_as_shares_of_the_whole
     _warn_of(bottlenecks, batches, {**seconds, "host_share": 0.2})
     tokens = sum(int(batch.tokens.bounds[-1]) for batch in batches)
     assert seen == [(0.3, 0.1, 1.0, tokens, 0.0), (0.3, 0.1, 1.0, tokens, 0.2)]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "more_threads", "is_told"), [(2, 0, False), (1, 0, True), (4, 0, True), (2, 1, True)]
-)
-def test_a_resume_by_other_ranks_or_threads_is_told_to_differ_in_the_last_bits(caplog, ranks, more_threads, is_told):
-    threads = torch.get_num_threads()
-    state = RunState(step=4, samples=32, world_size=ranks, threads=threads + more_threads, manifest_blake2b="m",
-                     config_blake2b="c")  # fmt: skip
-    _warn_of_other_bits(state, World(0, 2, torch.device("cpu")), code_version())
-    how = f"written with {ranks} rank(s) x {threads + more_threads} thread(s), resuming with 2 x {threads}: "
-    assert [how in message for message in caplog.messages] == [True] * is_told
-
-
-@pytest.mark.parametrize(
-    ("then", "told"),
-    [({}, []), ({"torch": "2.11.0", "mlflow": "3.17"}, ["torch 2.12.0, not 2.11.0"]), ({"torch": "2.12.0"}, [])],
-)
-def test_a_resume_by_other_libraries_that_compute_may_differ_in_the_last_bits(caplog, then, told):
-    """Of a checkpoint that says nothing of them nothing is known."""
-    state = RunState(4, 32, 1, torch.get_num_threads(), "m", "c", code={"libraries": then} if then else {})
-    now = {"libraries": {"torch": "2.12.0", "mlflow": "3.18"}}
-    _warn_of_other_bits(state, World(0, 1, torch.device("cpu")), now)
-    assert [re.search(r"\((.*)\)", message)[1] for message in caplog.messages] == told
-
-
-def test_a_checkpoint_s_words_command_no_terminal_and_libraries_that_are_none_are_passed_over(caplog):
-    state = RunState(4, 32, 1, torch.get_num_threads(), "m", "c", code={"libraries": None}, arithmetic="\x1b[31mX\nY")
-    _warn_of_other_bits(state, World(0, 1, torch.device("cpu")), {"libraries": {"torch": "2.12.0"}})
-    (message,) = caplog.messages
-    assert message.startswith("checkpoint was written on \\x1b[31mX\\nY, resuming on ")
-
-
-@pytest.mark.parametrize("then", [None, "as here", "NVIDIA H200"])
-def test_a_resume_on_another_device_may_differ_in_the_last_bits(caplog, then):
-    here = arithmetic_of(torch.device("cpu"))
-    state = RunState(4, 32, 1, torch.get_num_threads(), "m", "c", arithmetic=here if then == "as here" else then)
-    _warn_of_other_bits(state, World(0, 1, torch.device("cpu")), {"libraries": {}})
-    told = f"written on NVIDIA H200, resuming on {here}: samples, masks and dropout are the same, but losses may differ"
-    assert [told in message for message in caplog.messages] == [True] * (then == "NVIDIA H200")
 
 
 def test_rates_are_of_the_time_that_a_step_waits_and_computes():

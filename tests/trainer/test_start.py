@@ -25,10 +25,13 @@ from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint
 from trainer.config import load_recipe, to_toml
 from trainer.corpus import open_corpus
 from trainer.deepspeed_config import read_deepspeed
+from trainer.determinism import arithmetic_of
+from trainer.lineage import code_version
 from trainer.model import parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, write_state
-from trainer.start import _other_shards, check_run, find_beginning, take_over, write_run
+from trainer.start import _other_shards, check_run, find_beginning, take_over, warn_of_other_bits, write_run
+from trainer.world import World
 
 
 @pytest.mark.parametrize(
@@ -335,3 +338,43 @@ def test_a_folder_beside_the_tokenizer_s_files_is_nobody_s_mistake(call, tmp_pat
     (shards / "tokenizer" / ".ipynb_checkpoints").mkdir()
     assert call("train.max_steps=1", shards=shards)[0] == [0]
     assert {path.name for path in (tmp_path / "run" / "tokenizer").iterdir()} >= {"vocab.txt", "tokenizer.json"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more_threads", "is_told"), [(2, 0, False), (1, 0, True), (4, 0, True), (2, 1, True)]
+)
+def test_a_resume_by_other_ranks_or_threads_is_told_to_differ_in_the_last_bits(caplog, ranks, more_threads, is_told):
+    threads = torch.get_num_threads()
+    state = RunState(step=4, samples=32, world_size=ranks, threads=threads + more_threads, manifest_blake2b="m",
+                     config_blake2b="c")  # fmt: skip
+    warn_of_other_bits(state, World(0, 2, torch.device("cpu")), code_version())
+    how = f"written with {ranks} rank(s) x {threads + more_threads} thread(s), resuming with 2 x {threads}: "
+    assert [how in message for message in caplog.messages] == [True] * is_told
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [({}, []), ({"torch": "2.11.0", "mlflow": "3.17"}, ["torch 2.12.0, not 2.11.0"]), ({"torch": "2.12.0"}, [])],
+)
+def test_a_resume_by_other_libraries_that_compute_may_differ_in_the_last_bits(caplog, then, told):
+    """Of a checkpoint that says nothing of them nothing is known."""
+    state = RunState(4, 32, 1, torch.get_num_threads(), "m", "c", code={"libraries": then} if then else {})
+    now = {"libraries": {"torch": "2.12.0", "mlflow": "3.18"}}
+    warn_of_other_bits(state, World(0, 1, torch.device("cpu")), now)
+    assert [re.search(r"\((.*)\)", message)[1] for message in caplog.messages] == told
+
+
+def test_a_checkpoint_s_words_command_no_terminal_and_libraries_that_are_none_are_passed_over(caplog):
+    state = RunState(4, 32, 1, torch.get_num_threads(), "m", "c", code={"libraries": None}, arithmetic="\x1b[31mX\nY")
+    warn_of_other_bits(state, World(0, 1, torch.device("cpu")), {"libraries": {"torch": "2.12.0"}})
+    (message,) = caplog.messages
+    assert message.startswith("checkpoint was written on \\x1b[31mX\\nY, resuming on ")
+
+
+@pytest.mark.parametrize("then", [None, "as here", "NVIDIA H200"])
+def test_a_resume_on_another_device_may_differ_in_the_last_bits(caplog, then):
+    here = arithmetic_of(torch.device("cpu"))
+    state = RunState(4, 32, 1, torch.get_num_threads(), "m", "c", arithmetic=here if then == "as here" else then)
+    warn_of_other_bits(state, World(0, 1, torch.device("cpu")), {"libraries": {}})
+    told = f"written on NVIDIA H200, resuming on {here}: samples, masks and dropout are the same, but losses may differ"
+    assert [told in message for message in caplog.messages] == [True] * (then == "NVIDIA H200")
