@@ -163,20 +163,10 @@ class Session:
         progress.close()
         if step > first:
             _log.info("time of %d steps: %s", step - first, _shares(spent))
-        self.saver.finish()
-        if self.saver.problem:  # nothing comes any more that would be saved instead, and it may have passed
-            self._save(engine, step, Laps(_HOST))
-            self.saver.finish()
-        if self._unreadable:
-            raise self._without_checkpoint(self._unreadable)
+        is_complete = step == end and not self.owes_validation and not (stopped and step < self.recipe.last_step)
+        self._finish_saving(engine, step, is_complete)
         self._watch()
         engine.close()
-        is_complete = step == end and not self.owes_validation and not (stopped and step < self.recipe.last_step)
-        if is_complete and (why := self.saver.problem):
-            raise (UnsavedError if why.passes else CheckpointError)(
-                f"{self.run.path}: no checkpoint of step {step} ({why.text}); mend that, and give the same command: "
-                f"it goes on after step {self.saver.last}"
-            )
         return step, is_complete
 
     def _tell_of_room(self, phase: Phase, accumulated: int, totals: GlobalCounts) -> None:
@@ -201,6 +191,20 @@ class Session:
         self._watch()
         self.saver.begin(self._state(step, engine), engine)
         laps.lap("checkpoint_seconds")
+
+    def _finish_saving(self, engine: Engine, step: int, is_complete: bool) -> None:
+        """Have the last step of a phase saved, and raise what keeps the run from going on after it."""
+        self.saver.finish()
+        if self.saver.problem:  # nothing comes any more that would be saved instead, and it may have passed
+            self._save(engine, step, Laps(_HOST))
+            self.saver.finish()
+        if self._unreadable:
+            raise self._without_checkpoint(self._unreadable)
+        if is_complete and (why := self.saver.problem):
+            raise (UnsavedError if why.passes else CheckpointError)(
+                f"{self.run.path}: no checkpoint of step {step} ({why.text}); mend that, and give the same command: "
+                f"it goes on after step {self.saver.last}"
+            )
 
     def _take(self, loader: StepReader, engine: Engine, laps: Laps, trained: int) -> tuple[list[Batch], GlobalCounts]:
         """This rank's micro-batches of the next step, and what the ranks agree on before it.
