@@ -26,8 +26,8 @@ from preprocessing.schema import ShardDirectory, ShardError
 from trainer.config import Recipe, load_recipe
 from trainer.data import SampleStream
 from trainer.deepspeed_config import read_deepspeed, resolve, without_communication
-from trainer.engine import device_kind
 from trainer.files import write_atomically
+from trainer.joining import device_kind
 from trainer.loading import Steps
 from trainer.world import World
 from transformers_pretraining import PaddedSteps

@@ -66,9 +66,10 @@ from trainer.attention import attention
 from trainer.config import Recipe
 from trainer.data import Batch
 from trainer.determinism import use_deterministic_kernels
-from trainer.engine import Engine, join_world
+from trainer.engine import Engine
 from trainer.fp8 import to_fp8, why_not_fp8
 from trainer.graphs import InGraphs
+from trainer.joining import join_world
 from trainer.loading import StepReader, Steps
 from trainer.metrics import measure_ceiling, training_flops
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, pretraining_losses

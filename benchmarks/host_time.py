@@ -21,7 +21,8 @@ from cuda_stand_in import Counts, counts
 from gpu_predictions import BEST, BEST_BY_TORCH, BEST_IN_GRAPHS, BY_TORCH_IN_GRAPHS, LADDER, PEER, Row
 from gpu_pretrain import Bench, trainer_of
 from preprocessing.markdown import markdown_table
-from trainer.engine import Engine, join_world
+from trainer.engine import Engine
+from trainer.joining import join_world
 from trainer.loading import StepReader
 from trainer.world import leave_world
 

@@ -32,7 +32,7 @@ from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
 from trainer.balancing import deal
 from trainer.data import Batch, DataConfig, SampleStream
-from trainer.engine import join_world
+from trainer.joining import join_world
 from trainer.masking import STANDARD
 from trainer.metrics import measure_ceiling
 from trainer.model import EMPTY_SLOT, BertConfig, BertForPreTraining, pretraining_losses

@@ -1,16 +1,10 @@
-"""DeepSpeed behind a small door: a training step, an evaluation, a snapshot. Nothing else but monitors imports it."""
+"""DeepSpeed's engine behind a small door: a training step, an evaluation, a snapshot."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
-import logging
 import math
-import os
-import socket
-import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,7 +15,6 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from trainer.allocator import bound_kernel_caches, keep_freed_memory
 from trainer.config import Recipe, TrainConfig
 from trainer.data import Batch
 from trainer.deepspeed_config import without_communication
@@ -41,99 +34,12 @@ from trainer.ownership import find_owned, first_misplaced
 from trainer.philox import derive_seed
 from trainer.settings import ConfigError, first_problem
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, StateReader
-from trainer.world import NoDeviceError, RanksApartError, World
+from trainer.world import World
 
 with without("mlflow"):  # which its autotuner has every rank import: a third of a start
     import deepspeed
     from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
-
-_log = logging.getLogger("pretrain")
-
-_FROM_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_TOLD_AFTER = 60.0  # seconds that the first rank waits for the others without a word
-_backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
-_bf16_optimizer: Any = importlib.import_module("deepspeed.runtime.bf16_optimizer")
-
-
-def join_world(threads: int) -> World:
-    """Join the process group that the launcher's environment describes and fix the CPU threads of this rank.
-
-    Args:
-        threads: CPU threads; 0 divides the machine's cores by the ranks on it, unless OMP_NUM_THREADS says otherwise.
-
-    Raises:
-        ConfigError: there is no launcher, or torch lacks the kind of device that was asked for.
-        NoDeviceError: CUDA does not start, or there are fewer GPUs than ranks.
-        RanksApartError: not all ranks came, or another program on this machine has the port of the process group.
-    """
-    if missing := [name for name in _FROM_LAUNCHER if not os.environ.get(name)]:
-        raise ConfigError(
-            f"{missing[0]} is not set, as a launcher would: give `deepspeed --num_accelerators RANKS` or `torchrun "
-            "--nproc-per-node RANKS` in place of `python`"
-        )
-    _silence_deepspeed()
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
-    cores = len(os.sched_getaffinity(0))
-    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # of the outermost of nested regions
-    torch.set_num_threads(threads or (int(told) if told.isdecimal() else 0) or max(1, cores // local_ranks))
-    if get_accelerator().device_name() == "cpu":
-        keep_freed_memory()
-        bound_kernel_caches()
-    _backend.build_shm_op = lambda: None  # compiled at the first start, for inference alone
-    # For bf16 under ZeRO 1, where its own go through gradients one by one, and on CPUs are 2e-4 off. The norm is looked
-    # at several times, on the CPU, so that a GPU is waited for once.
-    _bf16_optimizer.get_global_norm_of_tensors = lambda input_tensors, **_: total_norm(input_tensors).cpu()
-    _bf16_optimizer.clip_tensors_by_global_norm = lambda input_tensors, max_norm, global_norm, **_: scale_down(
-        input_tensors, max_norm, global_norm
-    )
-    _take_device(int(os.environ["LOCAL_RANK"]))
-    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    waiting = threading.Timer(_TOLD_AFTER, _log.info, ("waiting for %s ranks at %s", os.environ["WORLD_SIZE"], place))
-    waiting.daemon = True
-    waiting.start()
-    try:
-        deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
-    except (torch.distributed.DistNetworkError, torch.distributed.DistStoreError) as error:
-        if "EADDRINUSE" in str(error):
-            raise RanksApartError(
-                f"port {os.environ['MASTER_PORT']} is taken, by another training on this machine perhaps; give another "
-                "one: deepspeed --master_port N, or torchrun's --master-port"
-            ) from None
-        reason = str(error).partition("\n")[0][:200].rstrip(".")
-        raise RanksApartError(
-            f"{os.environ['WORLD_SIZE']} ranks did not come together at {place} ({reason}); start all of them, and see "
-            "by `python -m cluster.doctor` whether every node reaches that; DEEPSPEED_TIMEOUT=MINUTES is more patient"
-        ) from None
-    finally:
-        waiting.cancel()
-    device = torch.device(get_accelerator().current_device_name())
-    use_deterministic_kernels(True, device)  # an engine's recipe may turn it off
-    return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
-
-
-def _take_device(local_rank: int) -> None:
-    """Have this rank compute on a device of its own; DeepSpeed does so only with an engine.
-
-    Raises:
-        ConfigError: torch is built without CUDA, which DS_ACCELERATOR asks for.
-        NoDeviceError: there is none for this rank, here and now.
-    """
-    kind = get_accelerator().device_name()
-    if kind == "cuda" and not torch.backends.cuda.is_built():
-        raise ConfigError(
-            "DS_ACCELERATOR is cuda, for a GPU was asked for, and the torch that is installed is built without CUDA; "
-            "install one with it, or ask for no GPU"
-        )
-    try:
-        get_accelerator().set_device(local_rank)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise NoDeviceError(
-            f"rank {os.environ['RANK']} on {socket.gethostname()}: no {kind} device {local_rank} ({reason}); see by "
-            "nvidia-smi and `python -m cluster.doctor` what is there, or set DS_ACCELERATOR=cpu to train on the CPU"
-        ) from error
-
 
 # How DeepSpeed says that it does not take its configuration.
 _REFUSALS = (
@@ -604,25 +510,3 @@ def _sum_over_ranks(device: torch.device) -> Callable[[Tensor], None]:
         values.copy_(total)
 
     return add
-
-
-def fp16_is_supported() -> bool:
-    """Whether DeepSpeed trains in fp16 on this machine's devices; CPUs need AVX512-FP16 or AMX-FP16."""
-    return bool(get_accelerator().is_fp16_supported())
-
-
-def device_kind() -> torch.device:
-    """What the ranks of this machine compute on, a CPU or CUDA."""
-    return torch.device(get_accelerator().device_name())
-
-
-def _silence_deepspeed() -> None:
-    """Leave out what is no news: which optimizer is ours, which updates are left out, what it calls by an old name.
-
-    For bf16 under ZeRO 1 DeepSpeed prints a dozen lines of memory in use.
-    """
-    _bf16_optimizer.see_memory_usage = lambda *_, **__: None
-    log = logging.getLogger("DeepSpeed")
-    log.setLevel(logging.WARNING)
-    log.addFilter(lambda record: not any(words in record.getMessage() for words in ("untested optimizer", "OVERFLOW!")))
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")

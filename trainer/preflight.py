@@ -16,9 +16,10 @@ from trainer.attention import is_modern
 from trainer.config import Phase, Recipe
 from trainer.corpus import Corpus, train_stream
 from trainer.data import validation_stream
-from trainer.engine import check_deepspeed, device_kind, fp16_is_supported
+from trainer.engine import check_deepspeed
 from trainer.fp8 import why_not_fp8
 from trainer.initial_model import find_given, initial_model
+from trainer.joining import device_kind, fp16_is_supported
 from trainer.masking import STANDARD
 from trainer.model import BertConfig
 from trainer.monitors import check_installed

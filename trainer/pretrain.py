@@ -36,8 +36,8 @@ from trainer.config import Recipe, load_recipe
 from trainer.corpus import open_corpus
 from trainer.deepspeed_config import read_deepspeed, resolve
 from trainer.divergence import DivergedError, check_not_diverged
-from trainer.engine import join_world
 from trainer.initial_model import initial_model
+from trainer.joining import join_world
 from trainer.leases import RunInUseError, hold_run
 from trainer.loading import DamagedShardError, LoaderError
 from trainer.monitors import Monitors

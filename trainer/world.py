@@ -1,4 +1,4 @@
-"""The ranks of a run, and what they tell each other; torch only. trainer.engine.join_world makes one."""
+"""The ranks of a run, and what they tell each other; torch only. trainer.joining.join_world makes one."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from trainer.engine import join_world
+from trainer.joining import join_world
 from trainer.optim import OptimizerConfig, build_optimizer
 from trainer.world import leave_world
 

@@ -23,7 +23,8 @@ from tests.trainer.rank_tasks import Lesson
 from trainer.config import load_recipe
 from trainer.data import evaluation_batches, validation_stream
 from trainer.deepspeed_config import read_deepspeed, resolve
-from trainer.engine import Engine, join_world
+from trainer.engine import Engine
+from trainer.joining import join_world
 from trainer.model import parameter_count
 from trainer.settings import ConfigError
 

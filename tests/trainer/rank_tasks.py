@@ -35,6 +35,7 @@ from trainer import (
     bottlenecks,
     engine,
     graphs,
+    joining,
     lineage,
     loss_trend,
     metrics_log,
@@ -49,7 +50,8 @@ from trainer.checkpoint import RunState
 from trainer.config import Recipe, load_recipe
 from trainer.data import Batch, SampleStream
 from trainer.deepspeed_config import read_deepspeed, resolve
-from trainer.engine import Engine, GlobalCounts, join_world
+from trainer.engine import Engine, GlobalCounts
+from trainer.joining import join_world
 from trainer.leases import hold_run
 from trainer.loading import StepReader, Steps
 from trainer.model import EMPTY_SLOT, Losses
@@ -436,7 +438,7 @@ def run_pretrain_where_the_port_is_taken(arguments: list[str]) -> int:
 def run_pretrain_where_another_rank_is_missing(arguments: list[str]) -> int:
     """The trainer's main of the first of two ranks; the second one, on a node that failed perhaps, never comes."""
     os.environ["WORLD_SIZE"] = "2"
-    engine._TOLD_AFTER = 0.5
+    joining._TOLD_AFTER = 0.5
     impatient = functools.partial(deepspeed.init_distributed, timeout=timedelta(seconds=2))
     with mock.patch("deepspeed.init_distributed", impatient):
         return pretrain.main(arguments)

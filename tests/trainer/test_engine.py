@@ -38,10 +38,8 @@ from tests.trainer.rank_tasks import (
 )
 from trainer.config import load_recipe
 from trainer.data import SampleStream
-from trainer.engine import join_world
 from trainer.model import BertForPreTraining, pretraining_losses
 from trainer.schedule import learning_rate
-from trainer.settings import ConfigError
 
 NO_DROPOUT = ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"]
 
@@ -283,15 +281,6 @@ def test_what_is_no_number_never_reaches_weights_or_moments(recipe, shards, deep
             loss = f"the loss is {value}, first on rank 1; data.skip=[[14,16]] passes over their samples"
             gradient = "a gradient is NaN or infinite, though all losses are finite; the samples of the step "
             assert message == f"step 2: {loss if what == 'loss' else gradient + 'are [8, 16]'}"
-
-
-@pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK"])
-def test_without_a_launcher_it_names_two(monkeypatch, name):
-    for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(variable, "0")
-    monkeypatch.delenv(name)
-    with pytest.raises(ConfigError, match=rf"^{name} is not set.*`deepspeed --num_accelerators RANKS` or `torchrun "):
-        join_world(threads=1)
 
 
 @pytest.mark.parametrize("stage", [1, 2])

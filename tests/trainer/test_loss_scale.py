@@ -14,8 +14,8 @@ from tests.ranks import run_ranks
 from tests.trainer.engine_tasks import gradients_in_fp16
 from tests.trainer.rank_tasks import run_pretrain, run_pretrain_in_fp16
 from trainer.checkpoint import read_run_state
-from trainer.engine import fp16_is_supported
 from trainer.files import read_lines
+from trainer.joining import fp16_is_supported
 from trainer.loss_scale import LossScale, is_exhausted, put_loss_scale, take_loss_scale
 from trainer.run_directory import RunDirectory
 
