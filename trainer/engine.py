@@ -76,7 +76,6 @@ class Engine:
         loss_scale: LossScale | None = None,
         monitors: Monitors | None = None,
         step: int = 0,
-        samples: int = 0,
     ):
         """Build the model from its seed, from weights or from a checkpoint, and hand it to DeepSpeed.
 
@@ -89,7 +88,6 @@ class Engine:
             loss_scale: to begin with in fp16; without it DeepSpeed's settings say.
             monitors: that DeepSpeed reports to.
             step: finished updates of the run, by which DeepSpeed knows when to report.
-            samples: that they have seen, over which it reports.
 
         Raises:
             StateError: the checkpoint is damaged or another model's.
@@ -97,13 +95,10 @@ class Engine:
         """
         train = recipe.train
         use_deterministic_kernels(train.deterministic, world.device)
-        self._config = recipe.model
-        self._seed = train.seed
+        self._recipe = recipe
         self._world = world
         self._laps: Laps | None = None  # of the last step, on a GPU
         self._next_sentence = float(train.next_sentence)  # whether its loss counts; metrics have it in any case
-        self._skipped = recipe.data.skip
-        self._max_gradient_norm = recipe.optimizer.max_gradient_norm
         shapes = parameter_shapes(recipe.model)
         reader = StateReader(checkpoint, shapes) if checkpoint else None
         given = reader.weights() if reader else weights
@@ -118,7 +113,7 @@ class Engine:
         objective = _speed_up(model, train, world.device)
         self._engine = _initialize(objective, self._optimizer, without_monitors(deepspeed_config), world)
         self._engine.monitor = monitors or Monitors()
-        self._engine.global_steps, self._engine.global_samples = step, samples
+        self._engine.global_steps, self._engine.global_samples = step, recipe.samples(step)
         take_norm_once(self._engine.optimizer)
         add_up_at_once(self._engine.optimizer)
         self._engine.clip_fp32_gradients = lambda: None  # without ZeRO: see _update
@@ -129,15 +124,12 @@ class Engine:
             self._optimizer.partition(self._owned, add, joined_sizes(shapes))
         self.reset_moments()
         if given:
-            self._fill_weights(given)
-        if reader:
-            self._fill_moments(reader)
+            self._fill(given, reader)
         has_parts = self._engine.zero_optimization() or world.is_first  # without ZeRO all ranks have the same
         self._copies = [flat.room() for flat in self._flats()] if has_parts else []
         self._scaler: Any = getattr(self._engine.optimizer, "loss_scaler", None)
         put_loss_scale(self._scaler, loss_scale)
-        is_dynamic = getattr(self._scaler, "dynamic", False)
-        self._change_scale = scale_after_updates(self._engine.optimizer) if is_dynamic else lambda: None
+        self._change_scale = scale_after_updates(self._engine.optimizer)
 
     def train_step(
         self, step: int, batches: Sequence[tuple[int, Batch]], totals: GlobalCounts, learning_rate: float,
@@ -177,7 +169,7 @@ class Engine:
         sums: list[Tensor] = []
         predictions, samples = max(1, totals.predictions), max(1, totals.samples)
         for place, batch in batches:
-            _seed_dropout(derive_seed(self._seed, "dropout", step, place), self._world.device)
+            _seed_dropout(derive_seed(self._recipe.train.seed, "dropout", step, place), self._world.device)
             losses = self._losses(batch)
             sums.append(torch.stack([value.detach().double() for value in losses]))
             laps.lap("forward_seconds")
@@ -198,7 +190,8 @@ class Engine:
         metrics = self._means(all_sums, totals.predictions, totals.samples)
         if not math.isfinite(bad := sum(metrics.values())):
             suspects = self._find_suspects(of_micro_batches, batches)
-            raise bad_loss(step + 1, metrics.get("loss", bad), suspects, int(totals.micro_batches), self._skipped)
+            skipped = self._recipe.data.skip
+            raise bad_loss(step + 1, metrics.get("loss", bad), suspects, int(totals.micro_batches), skipped)
         metrics["learning_rate"] = learning_rate
         metrics |= self._update(step, batches, learning_rate)
         laps.lap("update_seconds")
@@ -248,7 +241,7 @@ class Engine:
         predicted = sum(int((batch.mlm_labels != EMPTY_SLOT).sum()) for batch in batches)
         judged = sum(int((batch.nsp_labels != EMPTY_SLOT).sum()) for batch in batches)
         slots = sum(len(batch.tokens.input_ids) for batch in batches)
-        flops = training_flops(self._config, lengths, predicted)
+        flops = training_flops(self._recipe.model, lengths, predicted)
         mine = GlobalCounts(
             predicted, judged, len(batches), int(lengths.sum()), slots, flops, stop, writing, unreadable
         )
@@ -329,20 +322,15 @@ class Engine:
                 )
 
     @torch.no_grad()
-    def _fill_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Put whole float32 parameters into what this rank owns."""
+    def _fill(self, weights: Mapping[str, Tensor], reader: StateReader | None) -> None:
+        """Put whole float32 parameters, and a checkpoint's moments, into what this rank owns."""
         for flat in self._flats():
-            for start, length, name, offset in flat.fragments:
-                values = weights[name].reshape(-1)[offset : offset + length]
-                flat.tensors[WEIGHTS][start : start + length].copy_(values)
-
-    @torch.no_grad()
-    def _fill_moments(self, reader: StateReader) -> None:
-        """Put a checkpoint's moments into what this rank owns."""
-        for flat in self._flats():
-            reader.fill_moments(flat)
-        for owned in self._owned:
-            state_of(self._optimizer, owned.tensor)["step"].fill_(reader.optimizer_step)
+            flat.fill(WEIGHTS, lambda name, begin, end: weights[name].reshape(-1)[begin:end])
+            if reader:
+                reader.fill_moments(flat)
+        if reader:
+            for owned in self._owned:
+                state_of(self._optimizer, owned.tensor)["step"].fill_(reader.optimizer_step)
 
     def _flats(self) -> Iterator[Flat]:
         for tensor, fragments, _ in self._owned:
@@ -381,8 +369,8 @@ class Engine:
             norm = total_norm(gradients).cpu()
             finite = bool(torch.isfinite(norm))
             if finite:
-                if self._max_gradient_norm:
-                    scale_down(gradients, self._max_gradient_norm, norm)
+                if max_norm := self._recipe.optimizer.max_gradient_norm:
+                    scale_down(gradients, max_norm, norm)
                 self._engine.step()
         if not finite and (scale is None or exhausted):
             mine = torch.cat([batch.indices for _, batch in batches]).tolist()

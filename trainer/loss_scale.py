@@ -23,9 +23,13 @@ class LossScale:
     hysteresis: int  # so many overflows, and the last of them halves the scale
 
 
+def _is_dynamic(scaler: Any) -> bool:
+    return getattr(scaler, "dynamic", False)
+
+
 def take_loss_scale(scaler: Any) -> LossScale | None:
     """The state of DeepSpeed's DynamicLossScaler; None for another scaler or none."""
-    if not getattr(scaler, "dynamic", False):
+    if not _is_dynamic(scaler):
         return None
     return LossScale(float(scaler.cur_scale), scaler.cur_iter - scaler.last_overflow_iter - 1, scaler.cur_hysteresis)
 
@@ -35,7 +39,7 @@ def put_loss_scale(scaler: Any, state: LossScale | None) -> None:
 
     A scale that can't be lowered any more is told by is_exhausted, and not by an exception in the midst of an update.
     """
-    if not getattr(scaler, "dynamic", False):
+    if not _is_dynamic(scaler):
         return
     scaler.raise_error_at_min_scale = False
     if state is not None:
@@ -52,11 +56,13 @@ def scale_after_updates(zero: Any) -> Callable[[], None]:
     finite again. They are forgotten here.
 
     Args:
-        zero: with a dynamic loss scaler.
+        zero: of any kind; one without a dynamic loss scaler stays as it is.
 
     Returns:
         What changes the scale, to be called after each step.
     """
+    if not _is_dynamic(getattr(zero, "loss_scaler", None)):
+        return lambda: None
     overflows: list[bool] = []
     zero._update_scale = overflows.append
 
@@ -72,6 +78,4 @@ def scale_after_updates(zero: Any) -> Callable[[], None]:
 
 def is_exhausted(scaler: Any) -> bool:
     """Whether another overflow could not lower the scale: what overflows then is not for want of a smaller one."""
-    return bool(
-        getattr(scaler, "dynamic", False) and scaler.cur_scale <= scaler.min_scale and scaler.cur_hysteresis == 1
-    )
+    return _is_dynamic(scaler) and scaler.cur_scale <= scaler.min_scale and scaler.cur_hysteresis == 1

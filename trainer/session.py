@@ -249,7 +249,6 @@ class Session:
         engine = Engine(
             recipe, config, world, checkpoint=checkpoint, weights=export.state if export else None,
             loss_scale=state.loss_scale if state else None, monitors=self.monitors, step=step,
-            samples=recipe.samples(step),
         )  # fmt: skip
         _log.info("model: %s parameters, ZeRO stage %d", f"{parameter_count(recipe.model):,}", engine.zero_stage)
         _log.info(

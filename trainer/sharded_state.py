@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -75,6 +76,11 @@ class Flat:
         # Pinned all at once: torch 2.11 pins a power of two of bytes, of three blocks half as much again as of one.
         rows = torch.zeros(len(self.tensors), len(first), pin_memory=first.is_cuda)
         return Flat(self.fragments, dict(zip(self.tensors, rows, strict=True)))
+
+    def fill(self, kind: str, read: Callable[[str, int, int], Tensor]) -> None:
+        """Put what ``read`` gives of a parameter, from one number to another, where it lies; padding is left."""
+        for start, length, name, offset in self.fragments:
+            self.tensors[kind][start : start + length].copy_(read(name, offset, offset + length))
 
     def take(self, live: Flat) -> None:
         """Copy what another one holds, which training may change then.
@@ -277,10 +283,8 @@ class StateReader:
 
     def fill_moments(self, flat: Flat) -> None:
         """Put this checkpoint's moments into a rank's flat tensors; weights and padding are left as they are."""
-        for start, length, name, offset in flat.fragments:
-            for kind in MOMENTS:
-                values = self.read_range(kind, name, offset, offset + length)
-                flat.tensors[kind][start : start + length].copy_(values)
+        for kind in MOMENTS:
+            flat.fill(kind, partial(self.read_range, kind))
 
     def _take_in(self, number: int, flats: list[list[Fragment]]) -> None:
         for flat, fragments in enumerate(flats):
