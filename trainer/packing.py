@@ -194,13 +194,11 @@ def put(place: Tensor, tensor: Tensor) -> None:
 
 def _tables(bounds: Tensor, groups: list[list[int]]) -> list[Table]:
     places = bounds.tolist()
-    widths = [max(places[b + 1] - places[b] for b in group) for group in groups]
-    return [_table(places, group, width, bounds.device) for group, width in zip(groups, widths, strict=True)]
+    return [_table([(places[b], places[b + 1]) for b in group], bounds.device) for group in groups]
 
 
-def _table(bounds: list[int], sequences: Sequence[int], width: int, device: torch.device) -> Table:
-    begins = torch.tensor([bounds[b] for b in sequences], device=device)
-    ends = torch.tensor([bounds[b + 1] for b in sequences], device=device)
-    rows = begins[:, None] + torch.arange(width, device=device)  # [G, S]
-    real = rows < ends[:, None]
+def _table(spans: list[tuple[int, int]], device: torch.device) -> Table:
+    begins, ends = torch.tensor(spans, device=device).t()[:, :, None]  # [G, 1] each
+    rows = begins + torch.arange(max(end - begin for begin, end in spans), device=device)  # [G, S]
+    real = rows < ends
     return Table(rows, None) if bool(real.all()) else Table(rows.where(real, 0), real)
