@@ -60,15 +60,16 @@ def check(
     for config in configs:
         check_deepspeed(config)
     check_installed(configs[0])  # which is the same in all phases
-    if run.is_new:  # though each phase may have its own; one that has begun must keep them
+    is_new = run.is_new
+    if is_new:  # though each phase may have its own; one that has begun must keep them
         check_weights(recipe.data.weights, shards.directories)
     for phase in recipe.phases:
         train_stream(recipe, phase, shards)
         _check_validation(recipe, phase, shards)
     _check_precision(recipe, configs[0])
-    _check_vocabulary(recipe, shards, initial_model(init_from, run) if run.is_new else None)
+    _check_vocabulary(recipe, shards, initial_model(init_from, run) if is_new else None)
     check_files(shards.tokenizer)  # which every export will have
-    if run.is_new:
+    if is_new:
         _check_padding(recipe, shards)
     _check_segments(recipe, shards)
     check_run(run, recipe, shards)

@@ -35,7 +35,7 @@ from trainer.arguments import output_of, parse
 from trainer.config import Recipe, load_recipe
 from trainer.corpus import open_corpus
 from trainer.deepspeed_config import read_deepspeed, resolve
-from trainer.divergence import DivergedError, check_not_diverged
+from trainer.divergence import DivergedError
 from trainer.initial_model import initial_model
 from trainer.joining import join_world
 from trainer.leases import RunInUseError, hold_run
@@ -206,7 +206,6 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     on_first(lambda: take_over(run, start.held, lambda: stop.received))
     start.has_run = True
     step = on_first(lambda: find_beginning(run, recipe, shards, arguments.init_from))
-    on_first(lambda: check_not_diverged(run, recipe, step))
     owed = on_first(lambda: step > 0 and owes_validation(run, recipe, step))
     if step >= recipe.last_step and not owed:
         if world.is_first:

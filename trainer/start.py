@@ -20,6 +20,7 @@ from trainer.config import Recipe, advice_on, differences, load_recipe, other_dr
 from trainer.corpus import Corpus, directory_checksums
 from trainer.deepspeed_config import DeepSpeedFile, other_numbers, read_deepspeed
 from trainer.determinism import arithmetic_of
+from trainer.divergence import check_not_diverged
 from trainer.files import write_atomically
 from trainer.initial_model import find_given
 from trainer.leases import hold_run
@@ -63,12 +64,17 @@ def reopen(run: RunDirectory) -> None:
 
 
 def find_beginning(run: RunDirectory, recipe: Recipe, shards: Corpus, init_from: Path | None) -> int:
-    """Look again at a run directory that is taken over; returns the step to go on from."""
+    """Look again at a run directory that is taken over; returns the step to go on from.
+
+    Raises:
+        CheckpointError, UnavailableError, DivergedError: it can't be gone on with.
+    """
     check_run(run, recipe, shards)  # another trainer may have begun it meanwhile
     remove_leftovers(run)
     step = _newest_good_step(run, recipe, shards)
     if not step and is_file(run.config):
         _check_same_beginning(run, init_from)
+    check_not_diverged(run, recipe, step)
     return step
 
 
