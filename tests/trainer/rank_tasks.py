@@ -336,10 +336,10 @@ def run_pretrain_with_another_numpy(arguments: list[str]) -> int:
 
 def run_pretrain_tracked(arguments: list[str], tracking_uri: str) -> int:
     """The trainer's main; its tracker looks for news many times a second."""
-    from trainer.tracking import runs
+    from trainer.tracking import tracker
 
     os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
-    runs._INTERVAL = 0.05
+    tracker._INTERVAL = 0.05
     return pretrain.main(arguments)
 
 

@@ -41,6 +41,7 @@ from trainer.tracking import (
     sync,
 )
 from trainer.tracking import store as store_module
+from trainer.tracking import tracker as tracker_module
 from trainer.tracking.__main__ import main
 from trainer.tracking.store import database_of, first_line, one_writer, read_cursor, write_cursor
 
@@ -420,7 +421,7 @@ def set_every(run: RunDirectory, every: int) -> None:
 
 
 def test_a_training_is_followed(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
     with Tracker(run, "tests", system_metrics=False):
         wait_for(lambda: json.loads(run.tracking.read_text())["steps"].get("validation.jsonl") == 3)
         assert only_run(store).info.status == "RUNNING"
@@ -434,8 +435,8 @@ def test_a_training_is_followed(run: RunDirectory, store: str, monkeypatch: pyte
 def test_no_system_metrics_is_no_reason_to_stop(
     run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
-    monkeypatch.setattr(runs, "_monitor", lambda *_: 1 / 0)
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
+    monkeypatch.setattr(tracker_module, "_monitor", lambda *_: 1 / 0)
     with Tracker(run, "tests", system_metrics=True):
         for step in (4, 5, 6):
             add_lines(run.metrics, step, step)
@@ -454,7 +455,7 @@ def wait_for(condition, seconds: float = 120) -> None:
 def test_a_server_that_is_away_fails_nothing_and_gets_all_later(
     run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
     began = time.monotonic()
     with Tracker(run, "tests", system_metrics=True, patience=60):
@@ -472,7 +473,7 @@ def test_a_server_that_is_away_fails_nothing_and_gets_all_later(
 def test_a_store_that_is_locked_for_days_is_told_of_once(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runs, "_INTERVAL", 0.01)
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.01)
     others = [OSError("damaged")] * 2 + [OSError(), OSError("http://me:secret@host is away\nsince noon")]
     answers = iter([OSError("locked")] * 3 + ["id"] + [OSError("locked")] * 2 + others)
     tries: list[object] = []
@@ -483,7 +484,7 @@ def test_a_store_that_is_locked_for_days_is_told_of_once(
             raise answer
         return answer
 
-    monkeypatch.setattr(runs, "sync", sync)
+    monkeypatch.setattr(tracker_module, "sync", sync)
     with Tracker(run, "tests", system_metrics=False):
         wait_for(lambda: len(tries) > 11)
     assert [line for line in caplog.messages if "try again" in line] == [
@@ -496,7 +497,7 @@ def test_a_store_that_is_locked_for_days_is_told_of_once(
 def test_an_evaluation_that_waits_is_told_of_once_and_costs_a_training_nothing(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runs, "_INTERVAL", 0.01)
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.01)
     asked: list[tuple[object, ...]] = []
     begun: list[str] = []
 
@@ -504,8 +505,10 @@ def test_an_evaluation_that_waits_is_told_of_once_and_costs_a_training_nothing(
         asked.append(arguments)
         raise WaitingError("1.json waits: no permission", "id")
 
-    monkeypatch.setattr(runs, "sync", sync)
-    monkeypatch.setattr(runs, "_monitor", lambda _, run_id: begun.append(run_id) or SimpleNamespace(finish=bool))
+    monkeypatch.setattr(tracker_module, "sync", sync)
+    monkeypatch.setattr(
+        tracker_module, "_monitor", lambda _, run_id: begun.append(run_id) or SimpleNamespace(finish=bool)
+    )
     with Tracker(run, "tests", system_metrics=True):
         wait_for(lambda: len(asked) > 4)
     assert begun == ["id"]
@@ -527,7 +530,7 @@ def test_a_training_goes_on_where_it_can_not_be_written_down_where_it_is_tracked
 def test_a_server_that_says_nothing_stalls_nothing(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "100")
     with socket.create_server(("127.0.0.1", 0)) as server:  # connects, and never answers
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -694,7 +697,7 @@ def test_a_damaged_cursor_is_told_once_and_with_what_to_do(
     run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str], content: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(runs, "_INTERVAL", 0.01)
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.01)
     told = f"{run.tracking} is damaged ("
     run.tracking.write_text(content)
     with Tracker(run, "tests", system_metrics=False):
@@ -834,7 +837,7 @@ def test_a_writer_that_others_wait_for_long_is_named(
 def test_while_a_run_trains_its_own_writer_carries_evaluations_over(
     run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
     with Tracker(run, "tests", system_metrics=False):
         wait_for(lambda: json.loads(run.tracking.read_text())["run_id"])
         where = evaluation_store([run.path], tmp_path / "results")
@@ -1048,7 +1051,7 @@ def test_a_training_that_fails_has_failed_in_mlflow(run: RunDirectory, store: st
 def test_a_training_that_goes_on_is_running_again(
     run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
-    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
     run.set_outcome(outcome)
     main(["sync", str(run.path)])
     assert only_run(store).info.status == {"requeue": "FINISHED", "failed": "FAILED"}[outcome]
@@ -1062,7 +1065,7 @@ def test_system_metrics_go_on_where_they_were(run: RunDirectory, store: str) -> 
     prepare(run, "tests")
     run_id = sync(run)
     MlflowClient(store).log_metric(run_id, "system/cpu_utilization_percentage", 1.0, step=41)
-    monitor = runs._monitor(run, run_id)
+    monitor = tracker_module._monitor(run, run_id)
     assert monitor._logging_step == 42
     monitor.finish()
 
@@ -1072,7 +1075,7 @@ def test_a_run_that_was_deleted_is_not_tried_again(
     run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str], lost: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(runs, "_INTERVAL", 0.05)
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
     prepare(run, "tests")
     run_id = sync(run)
     if lost == "deleted":

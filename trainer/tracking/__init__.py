@@ -13,8 +13,9 @@ Without MLFLOW_TRACKING_URI the store is an SQLite file beside the run directory
 """
 
 from trainer.tracking.evaluations import Store, WaitingError, evaluation_store, log_evaluation
-from trainer.tracking.runs import RefusedError, Tracker, prepare, status_of, sync
+from trainer.tracking.runs import RefusedError, prepare, status_of, sync
 from trainer.tracking.store import LostRunError
+from trainer.tracking.tracker import Tracker
 
 __all__ = [
     "LostRunError", "RefusedError", "Store", "Tracker", "WaitingError", "evaluation_store", "log_evaluation", "prepare",

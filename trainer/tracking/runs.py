@@ -7,7 +7,6 @@ import dataclasses
 import json
 import logging
 import re
-import threading
 import tomllib
 import uuid
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from trainer.credentials import without_credentials
 from trainer.leases import is_held
 from trainer.metrics_log import lines_after
 from trainer.run_directory import RunDirectory
-from trainer.tracking.evaluations import WaitingError, carry_over_pending
+from trainer.tracking.evaluations import carry_over_pending
 from trainer.tracking.store import (
     Cursor,
     LostRunError,
@@ -47,8 +46,6 @@ _LINES = 50  # of a file of metrics that are sent at once: how far MLflow has go
 _LONGEST_DIRECTORY = 150  # characters of a shard directory in a metric's name, which may have 250 in MLflow
 _LONGEST_VALUE = 6000  # characters that a parameter may have in MLflow
 _KEY = "run_key"
-_INTERVAL = 5.0  # seconds between two looks at metrics.jsonl
-_PATIENCE = 60.0  # seconds that a finished training waits for its tracker
 
 Status = Literal["RUNNING", "FINISHED", "FAILED"]
 
@@ -93,9 +90,7 @@ def sync(run: RunDirectory, status: Status | None = None) -> str:
 def _raise_if_lost(run: RunDirectory, error: Exception) -> None:
     """Tell an error that will come again, for the run is gone, from a store that is away."""
     cursor = read_cursor(run)
-    if not cursor.run_id:
-        return
-    if is_lost(cursor.tracking_uri, cursor.run_id):
+    if cursor.run_id and is_lost(cursor.tracking_uri, cursor.run_id):
         raise LostRunError(
             f"{without_credentials(cursor.tracking_uri)}: run {cursor.run_id} was deleted there; delete "
             f"{run.tracking} to have everything carried over to a new one"
@@ -131,89 +126,10 @@ def _log_lines(path: Path, lines: Sequence[_Line], prefix: str, cursor: Cursor, 
 
 def _close(run: RunDirectory, cursor: Cursor, client: MlflowClient, status: Status) -> None:
     files = (run.config, run.deepspeed_config, run.manifest, run.code, run.code_changes, run.initial_weights)
-    for file in files:
-        if exists(file):
-            client.log_artifact(cursor.run_id, str(file), "run")
+    for file in filter(exists, files):
+        client.log_artifact(cursor.run_id, str(file), "run")
     _delete_twins(cursor, client)
     client.set_terminated(cursor.run_id, status)
-
-
-class Tracker:
-    """Carries a run over while it trains, in a thread that neither stalls nor ends the training."""
-
-    def __init__(self, run: RunDirectory, experiment: str, system_metrics: bool, patience: float = _PATIENCE):
-        """Start the thread.
-
-        Args:
-            run: the run directory.
-            experiment: its name in MLflow.
-            system_metrics: report CPU, memory and GPU use as well.
-            patience: seconds that a finished training waits for the rest to be carried over.
-        """
-        self._run = run
-        self._patience = patience
-        self._system_metrics = system_metrics
-        self._done = threading.Event()
-        self._ended: Status | None = None
-        self._finished = False
-        self._lost = False
-        self._problem = ""  # the last try's
-        try:
-            prepare(run, experiment)
-        except OSError as error:  # as sync will tell
-            _log.warning("MLflow: %s", first_line(error))
-        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Tracker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Carry over the rest and close the MLflow run; when patience ends, give up and say how to do it later."""
-        self._ended = "FINISHED" if self._run.ending in ("done", "requeue") else "FAILED"
-        self._done.set()
-        self._thread.join(self._patience)
-        if not self._finished:
-            _log.warning(
-                "MLflow has not received everything; to catch up later, run python -m trainer.tracking sync %s",
-                self._run.path,
-            )
-
-    def _work(self) -> None:
-        monitor = None
-        told = False  # MLflow, that the training goes on
-        while not self._done.wait(_INTERVAL) and not self._lost:
-            run_id = self._try_sync(None if told else "RUNNING")
-            told = told or run_id is not None
-            if run_id and monitor is None and self._system_metrics:
-                monitor = self._try_monitor(run_id)
-                self._system_metrics = monitor is not None
-        if monitor is not None:
-            monitor.finish()
-        self._finished = not self._lost and self._try_sync(self._ended) is not None and not self._problem
-
-    def _try_sync(self, status: Status | None) -> str | None:
-        run_id, problem = None, ""
-        try:
-            run_id = sync(self._run, status)
-        except LostRunError as error:
-            self._lost = True
-            _log.warning("MLflow: %s", error)
-            return None
-        except Exception as error:
-            run_id = error.run_id if isinstance(error, WaitingError) else None
-            problem = first_line(error)
-            if problem != self._problem:  # every few seconds, maybe for days
-                _log.warning("MLflow: %s; will try again", problem)
-        self._problem = problem
-        return run_id
-
-    def _try_monitor(self, run_id: str) -> Any:
-        try:
-            return _monitor(self._run, run_id)
-        except Exception as error:
-            _log.warning("MLflow: no system metrics: %s", first_line(error))
-            return None
 
 
 def prepare(run: RunDirectory, experiment: str) -> None:
@@ -385,13 +301,3 @@ def _metric_name(key: str) -> str:
     name = re.sub(r"[^\w.\- :]", "_", directory.replace("/", ".")[:_LONGEST_DIRECTORY]).lstrip(".")
     told_apart = "" if name == directory else f" {checksum_of(directory.encode())[:8]}"
     return f"by_directory/{figure}/{name}{told_apart}"
-
-
-def _monitor(run: RunDirectory, run_id: str) -> Any:
-    """MLflow's own thread for CPU, memory and GPU use."""
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-    uri = read_cursor(run).tracking_uri
-    monitor = SystemMetricsMonitor(run_id, sampling_interval=5, resume_logging=True, tracking_uri=uri)
-    monitor.start()
-    return monitor
