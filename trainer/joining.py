@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from trainer.determinism import use_deterministic_kernels
 from trainer.gradients import scale_down, total_norm
 from trainer.lean_imports import without
 from trainer.settings import ConfigError
-from trainer.world import NoDeviceError, RanksApartError, World
+from trainer.world import World
 
 with without("mlflow"):  # see trainer.engine
     import deepspeed
@@ -27,9 +28,38 @@ with without("mlflow"):  # see trainer.engine
 _log = logging.getLogger("pretrain")
 
 _FROM_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# What a launcher says in numbers, and the least and the most of each.
+_NUMBERS = {
+    **dict.fromkeys(("RANK", "LOCAL_RANK"), (0, 2**31 - 1)),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), (1, 2**31 - 1)),
+    "MASTER_PORT": (0, 65535),
+}
 _TOLD_AFTER = 60.0  # seconds that the first rank waits for the others without a word
 _backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
 _bf16_optimizer: Any = importlib.import_module("deepspeed.runtime.bf16_optimizer")
+
+
+class RanksApartError(RuntimeError):
+    """The ranks did not come together. The message says what to do."""
+
+
+class NoDeviceError(RuntimeError):
+    """A rank does not find the device that it is to train on. The message says what to do."""
+
+
+def check_launcher(environment: Mapping[str, str]) -> None:
+    """See that the variables of a launcher, such as a script of the user's, are numbers that can be; some may be none.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name, (least, most) in _NUMBERS.items():
+        found = environment.get(name, str(least))
+        if not (found.isdecimal() and least <= int(found) <= most):
+            raise ConfigError(f"{name} is {found!r}, which a launcher sets to a number from {least} to {most}")
+    size = int(environment.get("WORLD_SIZE", 2**31))
+    if size <= (rank := int(environment.get("RANK", "0"))):
+        raise ConfigError(f"RANK is {rank}, but WORLD_SIZE {size}: ranks count from 0")
 
 
 def join_world(threads: int) -> World:

@@ -37,7 +37,7 @@ from trainer.corpus import open_corpus
 from trainer.deepspeed_config import read_deepspeed, resolve
 from trainer.divergence import DivergedError
 from trainer.initial_model import initial_model
-from trainer.joining import join_world
+from trainer.joining import NoDeviceError, RanksApartError, check_launcher, join_world
 from trainer.leases import RunInUseError, hold_run
 from trainer.loading import DamagedShardError, LoaderError
 from trainer.monitors import Monitors
@@ -52,7 +52,7 @@ from trainer.shard_cache import cache_folder
 from trainer.sharded_state import StateError
 from trainer.start import find_beginning, reopen, take_over, write_run
 from trainer.stopping import StopRequests, end_at_once, wait_for_first
-from trainer.world import NoDeviceError, RanksApartError, World, check_launcher, has_joined, leave_world
+from trainer.world import World, has_joined, leave_world
 
 _log = logging.getLogger("pretrain")
 _Result = TypeVar("_Result")

@@ -6,8 +6,28 @@ import pytest
 import torch
 
 from trainer import joining
-from trainer.joining import join_world
+from trainer.joining import check_launcher, join_world
 from trainer.settings import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANK", ""),
+        ("RANK", "2"),
+        ("LOCAL_RANK", "x"),
+        ("WORLD_SIZE", "0"),
+        ("WORLD_SIZE", ""),
+        ("MASTER_PORT", "70000"),
+    ],
+)
+def test_variables_that_no_launcher_would_set_are_told(name, value):
+    """A script that starts ranks by itself may have taken them from variables that are not set."""
+    launched = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    check_launcher(launched)
+    check_launcher({})
+    with pytest.raises(ConfigError, match=f"^{name} is '?{value}"):
+        check_launcher({**launched, name: value})
 
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK"])

@@ -1,11 +1,8 @@
 """What the ranks of a run tell each other."""
 
-import pytest
-
 from tests.ranks import run_ranks
 from tests.trainer.rank_tasks import what_ranks_tell_each_other
-from trainer.settings import ConfigError
-from trainer.world import check_launcher, has_joined
+from trainer.world import has_joined
 
 
 def test_all_ranks_hear_sums_in_float64_and_what_each_has_to_say():
@@ -17,23 +14,3 @@ def test_all_ranks_hear_sums_in_float64_and_what_each_has_to_say():
 def test_a_rank_is_in_the_group_until_it_leaves():
     assert not has_joined()
     assert [is_in for *_, is_in in run_ranks(1, what_ranks_tell_each_other, None)] == [[True, False]]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("RANK", ""),
-        ("RANK", "2"),
-        ("LOCAL_RANK", "x"),
-        ("WORLD_SIZE", "0"),
-        ("WORLD_SIZE", ""),
-        ("MASTER_PORT", "70000"),
-    ],
-)
-def test_variables_that_no_launcher_would_set_are_told(name, value):
-    """A script that starts ranks by itself may have taken them from variables that are not set."""
-    launched = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
-    check_launcher(launched)
-    check_launcher({})
-    with pytest.raises(ConfigError, match=f"^{name} is '?{value}"):
-        check_launcher({**launched, name: value})
