@@ -1,4 +1,4 @@
-"""A pretrained model changed and written as another one that --init-from takes."""
+"""What the commands have in common that write a new directory of weights: an export, or a model that was changed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from preprocessing.schema import checksum
 from preprocessing.status import exists
+from preprocessing.storage_errors import UnavailableError, comes_of_passing, exit_code
+from preprocessing.terminal import tell_error
 from trainer.hugging_face import WEIGHTS, Export, load_export, save_export
 from trainer.initial_model import check_is_export
 from trainer.lineage import code_version
@@ -18,14 +20,23 @@ from trainer.model import BertConfig
 _log = logging.getLogger(__name__)
 
 
+def check_is_new(output: Path) -> None:
+    """See that nothing is there yet.
+
+    Raises:
+        ValueError: something is.
+    """
+    if exists(output):
+        raise ValueError(f"{output}: is there already; choose another directory")
+
+
 def open_original(model: Path, output: Path) -> Export:
     """Read the model that is to be changed, and say what it lacks.
 
     Raises:
         ValueError: it can't be read or is no export, or ``output`` is there already.
     """
-    if exists(output):
-        raise ValueError(f"{output}: is there already; choose another directory")
+    check_is_new(output)
     check_is_export(model)
     export = load_export(model)
     if export.initialized:
@@ -43,3 +54,18 @@ def save_derived(output: Path, config: BertConfig, state: Mapping[str, Tensor], 
     begun = {"directory": str(model.resolve()), "blake2b": checksum(model / WEIGHTS)}
     output.parent.mkdir(parents=True, exist_ok=True)
     save_export(output, state, config, tokenizer, {"initial_weights": begun, "code": code_version()})
+
+
+def tell_refusal(error: OSError | ValueError | UnavailableError) -> int:
+    """Tell an error to who wanted a new directory written, and what to do.
+
+    Returns:
+        The command's exit code: 1 where storage fails, maybe for a moment, or 2 for a mistake in what was asked for.
+    """
+    what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    if comes_of_passing(error) and not isinstance(error, UnavailableError):  # which says so itself
+        what += "; give the same command again"
+    elif isinstance(error, OSError):
+        what += "; choose another directory, or make room"
+    tell_error(what)
+    return exit_code(error)

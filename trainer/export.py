@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from preprocessing.command_line import OneLineParser
-from preprocessing.status import exists, is_dir
+from preprocessing.status import is_dir
 from preprocessing.storage_errors import UnavailableError
 from preprocessing.terminal import in_line, show
 from preprocessing.tokenization import check_files
 from trainer.checkpoint import RunState, read_run_state
 from trainer.config import load_recipe
 from trainer.corpus import directory_checksums
-from trainer.hugging_face import save_export, tell_refusal
+from trainer.derived import check_is_new, tell_refusal
+from trainer.hugging_face import save_export
 from trainer.model import BertConfig, parameter_shapes
 from trainer.paths import parse_path
 from trainer.run_directory import CheckpointError, RunDirectory
@@ -71,8 +72,7 @@ def _newest(path: Path) -> Path:
 
 
 def _export(checkpoint: Path, output: Path) -> RunState:
-    if exists(output):
-        raise CheckpointError(f"{output}: is there already; choose another directory")
+    check_is_new(output)
     if not is_dir(checkpoint):
         raise CheckpointError(f"{checkpoint}: no such checkpoint; give a RUN/checkpoints/step-...")
     if checkpoint.parent.name != "checkpoints":

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from preprocessing.status import is_file
-from preprocessing.storage_errors import UnavailableError, comes_of_passing, exit_code, is_no_file
-from preprocessing.terminal import tell_error
+from preprocessing.storage_errors import is_no_file
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.files import DamagedFileError, incomplete, publish
 from trainer.model import BertConfig, BertForPreTraining, parameter_count, parameter_shapes
@@ -204,21 +203,6 @@ def write_model(
         publish(staging, directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)  # where the disk is full, the next checkpoint needs the room
-
-
-def tell_refusal(error: OSError | ValueError | UnavailableError) -> int:
-    """Tell an error to who wanted a new directory written, and what to do.
-
-    Returns:
-        The command's exit code: 1 where storage fails, maybe for a moment, or 2 for a mistake in what was asked for.
-    """
-    what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-    if comes_of_passing(error) and not isinstance(error, UnavailableError):  # which says so itself
-        what += "; give the same command again"
-    elif isinstance(error, OSError):
-        what += "; choose another directory, or make room"
-    tell_error(what)
-    return exit_code(error)
 
 
 def load_export(directory: Path, seed: int = 0) -> Export:

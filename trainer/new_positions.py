@@ -20,8 +20,8 @@ from preprocessing.schema import MAX_SEQUENCE_LENGTH
 from preprocessing.storage_errors import UnavailableError
 from preprocessing.terminal import in_line, show
 from preprocessing.tokenization import check_files
-from trainer.derived import open_original, save_derived
-from trainer.hugging_face import Export, tell_refusal
+from trainer.derived import open_original, save_derived, tell_refusal
+from trainer.hugging_face import Export
 from trainer.paths import parse_path
 
 _ROWS = "bert.embeddings.position.weight"  # [positions, D]

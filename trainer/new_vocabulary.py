@@ -26,8 +26,8 @@ from preprocessing.status import exists
 from preprocessing.storage_errors import UnavailableError
 from preprocessing.terminal import in_line, show
 from preprocessing.tokenization import PAD, VOCABULARY_FILE, check_files, cut, load_words
-from trainer.derived import open_original, save_derived
-from trainer.hugging_face import Export, tell_refusal
+from trainer.derived import open_original, save_derived, tell_refusal
+from trainer.hugging_face import Export
 from trainer.model import BertConfig, BertForPreTraining
 from trainer.paths import parse_path
 
