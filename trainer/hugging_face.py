@@ -310,11 +310,10 @@ def _read_config(config: Mapping[str, Any]) -> BertConfig:
             raise ValueError(f"{name} is {config[name]!r}; only a BERT with {value!r} can be loaded")
     if missing := [name for name in _SIZES if name not in config]:
         raise ValueError(f"{', '.join(missing)} missing; give the sizes of the model")
-    known = {field.name for field in dataclasses.fields(BertConfig)} - set(_OURS_ALONE)
-    settings = {name: value for name, value in config.items() if name in known}
+    kinds = {field.name: field.type for field in dataclasses.fields(BertConfig) if field.name not in _OURS_ALONE}
+    settings = {name: value for name, value in config.items() if name in kinds}
     if settings.get("pad_token_id") is None:  # null means the same as nothing
         settings["pad_token_id"] = 0
-    kinds = {field.name: field.type for field in dataclasses.fields(BertConfig)}
     for name, value in settings.items():
         if type(value) not in ((int, float) if kinds[name] is float else (kinds[name],)):  # a bool is no number here
             raise ValueError(f"{name} is {value!r}; give the sizes and settings of a model")
