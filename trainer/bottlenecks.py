@@ -17,10 +17,11 @@ from trainer.naming import name_some
 from trainer.world import World
 
 _STEPS = 100  # that are looked at together
-_LONGER = 0.2  # forward passes, as a share of the median rank's
-_WAITS = 0.05  # of a rank's time, beyond the median rank's share
-_STARVES = 0.1  # of the median rank's time
-_ASKS, _NO_MORE = 0.9, 0.8  # of the median rank's forward passes
+# What is so from the first number on is so until the second one, so that what is on the edge is told once.
+_LONGER = 0.2, 0.1  # forward passes, as a share of the median rank's
+_WAITS = 0.05, 0.025  # of a rank's time, beyond the median rank's share
+_STARVES = 0.1, 0.05  # of the median rank's time
+_ASKS = 0.9, 0.8  # of the median rank's forward passes
 _FASTER = "more data.workers help where cores are free, data.cache_dir where storage is slow"
 
 
@@ -41,7 +42,7 @@ class Bottlenecks:
         self._world = world
         # Of this rank: forward a token, wait, all of the step, and the share of a forward pass to ask for it.
         self._steps: list[tuple[float, float, float, float]] = []
-        self._slow, self._waiting, self._starving, self._hurrying = set[int](), set[int](), False, False
+        self._found: list[set[int]] = [set()] * 4  # slow ranks, those that wait, {0} where all starve, or hurry
 
     def after_step(self, forward: float, wait: float, seconds: float, tokens: int, asking: float = 0.0) -> list[str]:
         """Take in a step; returns a line for each thing that has become slow, the same on all ranks.
@@ -60,22 +61,20 @@ class Bottlenecks:
         self._steps = []
         mine = Pace(socket.gethostname(), median(forwards), fmean(waits) / fmean(all_seconds), median(shares))
         paces: list[Pace] = self._world.gather(mine)
-        slow, waiting = slow_ranks(paces, self._slow), waiting_ranks(paces, self._waiting)
-        starving = _is_beyond(_median(paces).wait, _STARVES, self._starving)
-        hurrying = _median(paces).asking > (_NO_MORE if self._hurrying else _ASKS)
-        lines = [_tell_of_slow(paces, slow)] if slow - self._slow else []
-        lines += [_tell_of_waiting(paces, waiting)] if waiting - self._waiting else []
-        lines += [_tell_of_starving(paces)] if starving and not self._starving else []
-        lines += [_tell_of_hurrying(paces)] if hurrying and not self._hurrying else []
-        self._slow, self._waiting, self._starving, self._hurrying = slow, waiting, starving, hurrying
-        return lines
+        middle, before = _median(paces), self._found
+        slow, waiting, starving, hurrying = before
+        self._found = [
+            slow_ranks(paces, slow),
+            waiting_ranks(paces, waiting),
+            _beyond([middle.wait], _STARVES, starving),
+            _beyond([middle.asking], _ASKS, hurrying),
+        ]
+        tells = (_tell_of_slow, _tell_of_waiting, _tell_of_starving, _tell_of_hurrying)
+        return [tell(paces, now) for tell, now, was in zip(tells, self._found, before, strict=True) if now - was]
 
 
 def slow_ranks(paces: Sequence[Pace], before: set[int]) -> set[int]:
-    """Those whose forward passes take longer than the median rank's, of two than the faster one's.
-
-    A rank that was slow ``before`` is so until half the excess is gone, so that one on the edge is told once.
-    """
+    """Those whose forward passes take longer than the median rank's, of two than the faster one's; see _LONGER."""
     middle = _median(paces).forward
     return _beyond([pace.forward / middle - 1 for pace in paces], _LONGER, before)
 
@@ -91,12 +90,9 @@ def _median(paces: Sequence[Pace]) -> Pace:
     return Pace("", *map(median_low, figures))
 
 
-def _beyond(excess: Sequence[float], limit: float, before: set[int]) -> set[int]:
-    return {rank for rank, value in enumerate(excess) if _is_beyond(value, limit, rank in before)}
-
-
-def _is_beyond(excess: float, limit: float, before: bool) -> bool:
-    return excess > (limit / 2 if before else limit)
+def _beyond(excess: Sequence[float], limits: tuple[float, float], before: set[int]) -> set[int]:
+    begin, end = limits
+    return {rank for rank, value in enumerate(excess) if value > (end if rank in before else begin)}
 
 
 def _tell_of_slow(paces: Sequence[Pace], slow: set[int]) -> str:
@@ -118,11 +114,11 @@ def _tell_of_waiting(paces: Sequence[Pace], waiting: set[int]) -> str:
     )
 
 
-def _tell_of_starving(paces: Sequence[Pace]) -> str:
+def _tell_of_starving(paces: Sequence[Pace], _: set[int]) -> str:
     return f"{_median(paces).wait:.0%} of the time goes by in waiting for data; {_FASTER}"
 
 
-def _tell_of_hurrying(paces: Sequence[Pace]) -> str:
+def _tell_of_hurrying(paces: Sequence[Pace], _: set[int]) -> str:
     return (
         f"the GPU waits for its host, which takes {_median(paces).asking:.0%} of a forward pass to ask for it; "
         "train.cuda_graphs=true asks for all of it at once, with a data.token_multiple of some 1/32 of a micro-batch's "
