@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from preprocessing.schema import checksum
 from preprocessing.status import exists
 from preprocessing.storage_errors import UnavailableError, comes_of_passing, exit_code
-from preprocessing.terminal import tell_error
+from preprocessing.terminal import in_line, show, tell_error
 from trainer.hugging_face import WEIGHTS, Export, load_export, save_export
 from trainer.initial_model import check_is_export
 from trainer.lineage import code_version
@@ -20,23 +20,38 @@ from trainer.model import BertConfig
 _log = logging.getLogger(__name__)
 
 
-def check_is_new(output: Path) -> None:
-    """See that nothing is there yet.
+def write_new(output: Path, write: Callable[[], str]) -> int:
+    """Do what a command is for, which is to write a new directory.
 
-    Raises:
-        ValueError: something is.
+    Args:
+        output: the directory.
+        write: writes it; returns what to show of it.
+
+    Returns:
+        The command's exit code: 0, 1 where storage fails, maybe for a moment, or 2 for a mistake in what was asked for.
     """
-    if exists(output):
-        raise ValueError(f"{output}: is there already; choose another directory")
+    try:
+        if exists(output):
+            raise ValueError(f"{output}: is there already; choose another directory")  # noqa: TRY301
+        told = write()
+    except (OSError, ValueError, UnavailableError) as error:
+        what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        if comes_of_passing(error) and not isinstance(error, UnavailableError):  # which says so itself
+            what += "; give the same command again"
+        elif isinstance(error, OSError):
+            what += "; choose another directory, or make room"
+        tell_error(what)
+        return exit_code(error)
+    show(in_line(f"{output}: {told}"))
+    return 0
 
 
-def open_original(model: Path, output: Path) -> Export:
+def open_original(model: Path) -> Export:
     """Read the model that is to be changed, and say what it lacks.
 
     Raises:
-        ValueError: it can't be read or is no export, or ``output`` is there already.
+        ValueError: it can't be read or is no export.
     """
-    check_is_new(output)
     check_is_export(model)
     export = load_export(model)
     if export.initialized:
@@ -54,18 +69,3 @@ def save_derived(output: Path, config: BertConfig, state: Mapping[str, Tensor], 
     begun = {"directory": str(model.resolve()), "blake2b": checksum(model / WEIGHTS)}
     output.parent.mkdir(parents=True, exist_ok=True)
     save_export(output, state, config, tokenizer, {"initial_weights": begun, "code": code_version()})
-
-
-def tell_refusal(error: OSError | ValueError | UnavailableError) -> int:
-    """Tell an error to who wanted a new directory written, and what to do.
-
-    Returns:
-        The command's exit code: 1 where storage fails, maybe for a moment, or 2 for a mistake in what was asked for.
-    """
-    what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-    if comes_of_passing(error) and not isinstance(error, UnavailableError):  # which says so itself
-        what += "; give the same command again"
-    elif isinstance(error, OSError):
-        what += "; choose another directory, or make room"
-    tell_error(what)
-    return exit_code(error)

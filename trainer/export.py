@@ -12,13 +12,11 @@ from typing import Any
 
 from preprocessing.command_line import OneLineParser
 from preprocessing.status import is_dir
-from preprocessing.storage_errors import UnavailableError
-from preprocessing.terminal import in_line, show
 from preprocessing.tokenization import check_files
 from trainer.checkpoint import RunState, read_run_state
 from trainer.config import load_recipe
 from trainer.corpus import directory_checksums
-from trainer.derived import check_is_new, tell_refusal
+from trainer.derived import write_new
 from trainer.hugging_face import save_export
 from trainer.model import BertConfig, parameter_shapes
 from trainer.paths import parse_path
@@ -50,19 +48,14 @@ def export_checkpoint(run: RunDirectory, state: RunState, checkpoint: Path, targ
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m trainer.export CHECKPOINT OUT``; the exit code is 0, or what tell_refusal says."""
+    """``python -m trainer.export CHECKPOINT OUT``; the exit code is write_new's."""
     parser = OneLineParser(
         prog="python -m trainer.export", description="Turn a checkpoint into a directory that transformers loads."
     )
     parser.add_argument("checkpoint", type=parse_path, help="RUN/checkpoints/step-NNNNNN, or RUN for the newest")
     parser.add_argument("output", type=parse_path, help="a new directory")
     arguments = parser.parse_args(argv)
-    try:
-        state = _export(_newest(arguments.checkpoint.resolve()), arguments.output)
-    except (OSError, ValueError, UnavailableError) as error:
-        return tell_refusal(error)
-    show(in_line(f"{arguments.output}: the weights of step {state.step}"))
-    return 0
+    return write_new(arguments.output, lambda: _export(_newest(arguments.checkpoint.resolve()), arguments.output))
 
 
 def _newest(path: Path) -> Path:
@@ -71,8 +64,7 @@ def _newest(path: Path) -> Path:
     return next(iter(run.candidates()), path)
 
 
-def _export(checkpoint: Path, output: Path) -> RunState:
-    check_is_new(output)
+def _export(checkpoint: Path, output: Path) -> str:
     if not is_dir(checkpoint):
         raise CheckpointError(f"{checkpoint}: no such checkpoint; give a RUN/checkpoints/step-...")
     if checkpoint.parent.name != "checkpoints":
@@ -89,7 +81,7 @@ def _export(checkpoint: Path, output: Path) -> RunState:
     verify_state(checkpoint)
     check_files(run.tokenizer)
     export_checkpoint(run, state, checkpoint, output, recipe.model)
-    return state
+    return f"the weights of step {state.step}"
 
 
 if __name__ == "__main__":

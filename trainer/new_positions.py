@@ -17,10 +17,8 @@ import torch
 
 from preprocessing.command_line import OneLineParser, whole_number
 from preprocessing.schema import MAX_SEQUENCE_LENGTH
-from preprocessing.storage_errors import UnavailableError
-from preprocessing.terminal import in_line, show
 from preprocessing.tokenization import check_files
-from trainer.derived import open_original, save_derived, tell_refusal
+from trainer.derived import open_original, save_derived, write_new
 from trainer.hugging_face import Export
 from trainer.paths import parse_path
 
@@ -36,7 +34,7 @@ def change_positions(export: Export, positions: int) -> Export:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m trainer.new_positions MODEL POSITIONS OUT``; the exit code is 0, or what tell_refusal says."""
+    """``python -m trainer.new_positions MODEL POSITIONS OUT``; the exit code is write_new's."""
     parser = OneLineParser(
         prog="python -m trainer.new_positions", description="Give a pretrained model more positions, or fewer."
     )
@@ -46,25 +44,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("output", type=parse_path, help="a new directory")
     arguments = parser.parse_args(argv)
-    try:
-        old = _change(arguments.model, arguments.positions, arguments.output)
-    except (OSError, ValueError, UnavailableError) as error:
-        return tell_refusal(error)
-    kept = min(old, arguments.positions)
-    show(in_line(f"{arguments.output}: {arguments.positions:,} positions, {kept:,} of them as they were"))
-    return 0
+    return write_new(arguments.output, lambda: _change(arguments.model, arguments.positions, arguments.output))
 
 
-def _change(model: Path, positions: int, output: Path) -> int:
-    """Write the changed model; returns how many positions there were."""
-    export = open_original(model, output)
+def _change(model: Path, positions: int, output: Path) -> str:
+    export = open_original(model)
     old = export.config.max_position_embeddings
     if positions == old:
         raise ValueError(f"{model}: has {old} positions already; give it as it is")
     check_files(model)
     changed = change_positions(export, positions)
     save_derived(output, changed.config, changed.state, model, model)
-    return old
+    return f"{positions:,} positions, {min(old, positions):,} of them as they were"
 
 
 if __name__ == "__main__":

@@ -23,10 +23,8 @@ from torch import Tensor
 from preprocessing.command_line import OneLineParser
 from preprocessing.schema import TOKENIZER
 from preprocessing.status import exists
-from preprocessing.storage_errors import UnavailableError
-from preprocessing.terminal import in_line, show
 from preprocessing.tokenization import PAD, VOCABULARY_FILE, check_files, cut, load_words
-from trainer.derived import open_original, save_derived, tell_refusal
+from trainer.derived import open_original, save_derived, write_new
 from trainer.hugging_face import Export
 from trainer.model import BertConfig, BertForPreTraining
 from trainer.paths import parse_path
@@ -80,7 +78,7 @@ def _means(rows: Tensor, pieces: Sequence[Sequence[int]], fresh: Tensor) -> Tens
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m trainer.new_vocabulary MODEL TOKENIZER OUT``; the exit code is 0, or what tell_refusal says."""
+    """``python -m trainer.new_vocabulary MODEL TOKENIZER OUT``; the exit code is write_new's."""
     parser = OneLineParser(
         prog="python -m trainer.new_vocabulary", description="Give a pretrained model another vocabulary."
     )
@@ -88,26 +86,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("tokenizer", type=parse_path, help="of the new vocabulary: SHARDS/tokenizer")
     parser.add_argument("output", type=parse_path, help="a new directory")
     arguments = parser.parse_args(argv)
-    try:
-        changed = _change(arguments.model, arguments.tokenizer, arguments.output)
-    except (OSError, ValueError, UnavailableError) as error:
-        return tell_refusal(error)
-    told = (
-        f"{arguments.output}: {changed.config.vocab_size:,} words, {changed.kept:,} of them as they were, "
-        f"{changed.from_pieces:,} from their pieces, {changed.new:,} new"
-    )
-    show(in_line(told))
-    return 0
+    return write_new(arguments.output, lambda: _change(arguments.model, arguments.tokenizer, arguments.output))
 
 
-def _change(model: Path, tokenizer: Path, output: Path) -> NewVocabulary:
+def _change(model: Path, tokenizer: Path, output: Path) -> str:
     if not exists(tokenizer / VOCABULARY_FILE) and exists(tokenizer / TOKENIZER / VOCABULARY_FILE):
         raise ValueError(f"{tokenizer}: is a folder of shards; its tokenizer is {tokenizer / TOKENIZER}")
     check_files(tokenizer)
-    export = open_original(model, output)
+    export = open_original(model)
     changed = change_vocabulary(export, load_words(model), load_words(tokenizer))
     save_derived(output, changed.config, changed.state, tokenizer, model)
-    return changed
+    return (
+        f"{changed.config.vocab_size:,} words, {changed.kept:,} of them as they were, {changed.from_pieces:,} from "
+        f"their pieces, {changed.new:,} new"
+    )
 
 
 if __name__ == "__main__":
