@@ -150,17 +150,10 @@ def from_hugging_face(config: Mapping[str, Any], state: Mapping[str, Tensor]) ->
 def save_export(
     directory: Path, state: Mapping[str, Tensor], config: BertConfig, tokenizer_dir: Path, lineage: Mapping[str, Any]
 ) -> None:
-    """Write a directory that transformers' ``BertForPreTraining.from_pretrained`` loads: complete or not at all.
-
-    Args:
-        directory: Where; an export that is there already is replaced.
-        state: A state_dict of BertForPreTraining, written as float32.
-        config: Its configuration.
-        tokenizer_dir: Holds the tokenizer's files, which are copied.
-        lineage: Where the weights come from, as JSON can hold it.
+    """Write a state_dict of BertForPreTraining as one that transformers' class of that name loads; see write_model.
 
     Raises:
-        ValueError: See ``to_hugging_face``; or ``tokenizer_dir`` holds no tokenizer.
+        ValueError: See ``to_hugging_face`` and write_model.
         OSError: It can't be written.
     """
     write_model(directory, *to_hugging_face(state, config), tokenizer_dir, lineage)

@@ -77,12 +77,12 @@ def lines_after(path: Path, step: int) -> Iterator[dict[str, Any]]:
         with path.open("rb") as file:
             file.seek(end_of_step(file, step))
             for line in takewhile(lambda line: line.endswith(b"\n"), file):
-                values = metrics_of(line)
+                values = _metrics_of(line)
                 if values is not None and values["step"] > step:
                     yield values
 
 
-def metrics_of(line: bytes) -> dict[str, Any] | None:
+def _metrics_of(line: bytes) -> dict[str, Any] | None:
     """The object of a line of metrics, with its step; None where the line is damaged or has no end yet."""
     try:
         values: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
@@ -112,7 +112,7 @@ def _is_sound(file: BinaryIO, end: int, step: int) -> bool:
     begin = file.seek(max(0, end - _LOOKED_AT))
     begin += len(file.readline()) if begin else 0
     for line in file:
-        values = metrics_of(line)
+        values = _metrics_of(line)
         if begin >= end:
             return values is not None or not line.endswith(b"\n")
         if values is None or values["step"] > step:
@@ -125,7 +125,7 @@ def _rewrite(path: Path, step: int) -> None:
     """Leave the good lines of steps up to ``step``."""
     with path.open("rb") as old, incomplete(path).open("wb") as new:
         for number, line in enumerate(old, start=1):
-            values = metrics_of(line)
+            values = _metrics_of(line)
             if values is not None and values["step"] <= step:
                 new.write(line)
             elif values is None and line.endswith(b"\n"):
@@ -141,6 +141,6 @@ def _steps_from(file: BinaryIO, begin: int, before: int | None = None) -> Iterat
         if before is not None and begin >= before:
             return
         begin += len(line)
-        values = metrics_of(line)
+        values = _metrics_of(line)
         if values is not None:
             yield begin, values["step"]
