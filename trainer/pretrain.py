@@ -45,7 +45,7 @@ from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
 from trainer.preflight import check, check_output, warn_of_settings
 from trainer.run_directory import CheckpointError, Ending, RunDirectory, one_line
-from trainer.saving import Saver, UnsavedError, export_if_missing
+from trainer.saving import UnsavedError, export_if_missing
 from trainer.session import Session, owes_validation
 from trainer.settings import ConfigError
 from trainer.shard_cache import cache_folder
@@ -223,8 +223,7 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     warn_of_settings(recipe)
     monitors = Monitors()
     on_first(lambda: monitors.start(deepspeed.settings, is_new=not step))
-    saver = Saver(run, world, recipe.model, recipe.checkpoint, step)
-    session = Session(configs, arguments.init_from, recipe, shards, run, written, world, stop, saver, monitors, owed)
+    session = Session(configs, arguments.init_from, recipe, shards, run, written, world, stop, monitors, owed)
     if world.is_first:
         start.held.enter_context(_start_tracking(run, recipe))
     try:

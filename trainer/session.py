@@ -54,9 +54,9 @@ class Session:
     written: Written
     world: World
     stop: StopRequests
-    saver: Saver
     monitors: Monitors  # of the first rank
     owes_validation: bool  # whether the last step was to be validated, and is not yet
+    saver: Saver = field(init=False)
     _unreadable: _Unreadable | None = field(init=False, default=None)  # held out; all ranks stop, once all is saved
     _divergence: Divergence = field(init=False)
     _metrics: MetricsLog = field(init=False, default_factory=MetricsLog)
@@ -70,6 +70,7 @@ class Session:
         Raises:
             UnsavedError: something asked for it, and the last step's checkpoint could not be written.
         """
+        self.saver = Saver(self.run, self.world, self.recipe.model, self.recipe.checkpoint, step)
         try:
             return self._train_phases(step)
         finally:

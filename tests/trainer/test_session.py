@@ -28,7 +28,7 @@ def of_session(recipe, shards, folder, *settings):
     world, rest = World(0, 1, torch.device("cpu")), SimpleNamespace()
     corpus = open_corpus([str(shards)])
     written = Written("checksum", {})
-    return Session([], None, load_recipe(recipe, settings), corpus, run, written, world, rest, rest, rest, False)
+    return Session([], None, load_recipe(recipe, settings), corpus, run, written, world, rest, rest, False)
 
 
 def end_and_take_time(session):
