@@ -7,8 +7,7 @@ checkpoint takes the place of an older one, until none is left from before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 from trainer.checkpoint import read_run_state
 from trainer.config import Phase, Recipe
@@ -72,14 +71,28 @@ class Divergence:
         return self._limit > 0 and self.trend is not None and self.trend.has_left(self._limit)
 
     def error(self, step: int, phase: Phase) -> DivergedError:
-        """What to say of a run that has diverged by the end of a step, once all its checkpoints are written."""
+        """What to say of a run that has diverged by the end of a step, once all its checkpoints are written.
+
+        It names the newest one from before the rise, and the samples since, by their places in the phase's stream.
+        """
         assert self.trend is not None
         good_step = self.trend.good_step
+        found = (
+            f"step {step}: the loss rose after step {good_step} and stays {self.trend.rise:.1f} nats above its lowest "
+            "mean: the training has diverged; "
+        )
         before = [path for path in step_folders(self.run.checkpoints) if step_number(path) <= good_step]
-        since = step_number(before[-1]) if before else good_step
-        first, end = (self.recipe.samples(at, phase.sequence_length) for at in (since, step))
-        skip = [*self.recipe.data.skip, (first, end)]
-        return diverged(step, self.trend, self.run.latest, before[-1].name if before else None, skip)
+        if not before:
+            return DivergedError(
+                f"{found}there is no checkpoint from before: begin anew with a lower peak or a longer warm-up"
+            )
+        first, end = (self.recipe.samples(at, phase.sequence_length) for at in (step_number(before[-1]), step))
+        return DivergedError(
+            f"{found}to go on from before, write {before[-1].name} into {self.run.latest} and give "
+            f"{skip_setting([*self.recipe.data.skip, (first, end)])}, which passes over the samples of this length "
+            "since, or begin another run with a lower peak from that step's export; with train.divergence=0 it goes on "
+            "as it is"
+        )
 
 
 def check_not_diverged(run: RunDirectory, recipe: Recipe, step: int) -> None:
@@ -103,31 +116,3 @@ def check_not_diverged(run: RunDirectory, recipe: Recipe, step: int) -> None:
     divergence.trend = read_run_state(run.checkpoint(step)).trend
     if divergence.is_seen:
         raise divergence.error(step, next(phase for _, end, phase in recipe.phase_ranges() if step <= end))
-
-
-def diverged(
-    step: int, trend: LossTrend, latest: Path, checkpoint: str | None, skip: Sequence[tuple[int, int]]
-) -> DivergedError:
-    """The error for a run whose loss stays away from its best.
-
-    Args:
-        step: the last one.
-        trend: after it.
-        latest: the file that names the checkpoint to go on from.
-        checkpoint: the newest one from before the rise; None where there is none.
-        skip: ranges of samples, [first, end) in the phase's stream: those since that checkpoint, and what is skipped
-            already.
-    """
-    found = (
-        f"step {step}: the loss rose after step {trend.good_step} and stays {trend.rise:.1f} nats above "
-        "its lowest mean: the training has diverged; "
-    )
-    if not checkpoint:
-        return DivergedError(
-            f"{found}there is no checkpoint from before: begin anew with a lower peak or a longer warm-up"
-        )
-    return DivergedError(
-        f"{found}to go on from before, write {checkpoint} into {latest} and give {skip_setting(skip)}, which passes "
-        "over the samples of this length since, or begin another run with a lower peak from that "
-        "step's export; with train.divergence=0 it goes on as it is"
-    )

@@ -1,29 +1,32 @@
 """When a run has diverged, and what is told then."""
 
-from pathlib import Path
-
 import pytest
 
 from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint
 from trainer.config import load_recipe
-from trainer.divergence import DivergedError, Divergence, check_not_diverged, diverged
+from trainer.divergence import DivergedError, Divergence, check_not_diverged
 from trainer.loss_trend import LossTrend
 from trainer.run_directory import RunDirectory
 
 
-def test_what_is_told_names_the_checkpoint_from_before_and_the_samples_since():
-    trend = LossTrend(mean=3.9, lowest=1.8, good_step=45_031)
-    told = str(diverged(45_170, trend, Path("run/checkpoints/latest"), "step-045000", [(100, 900), (7, 9)]))
-    assert told.startswith("step 45170: the loss rose after step 45031 and stays 2.1 nats above its lowest mean")
-    assert "write step-045000 into run/checkpoints/latest and give data.skip=[[7,9],[100,900]], which" in told
-    assert "or begin another run with a lower peak from that step's export; with train.divergence=0" in told
-    told = str(diverged(45_170, trend, Path("run/checkpoints/latest"), None, [(100, 900)]))
-    assert "there is no checkpoint from before: begin anew with a lower peak or" in told
-    assert "data.skip" not in told
-
-
 def of_run(recipe, folder, *settings):
     return Divergence(load_recipe(recipe, settings), RunDirectory(folder))
+
+
+def test_what_is_told_names_the_checkpoint_from_before_and_the_samples_since(recipe, tmp_path):
+    divergence = of_run(recipe, tmp_path, "phases.0.steps=50000", "data.skip=[[7,9]]")
+    divergence.trend = LossTrend(mean=3.9, lowest=1.8, good_step=45_031)
+    (phase,) = divergence.recipe.phases
+    told = str(divergence.error(45_170, phase))
+    assert "there is no checkpoint from before: begin anew with a lower peak or" in told
+    assert "data.skip" not in told
+    for saved in (44_000, 45_000, 46_000):
+        divergence.run.checkpoint(saved).mkdir(parents=True)
+    told = str(divergence.error(45_170, phase))
+    assert told.startswith("step 45170: the loss rose after step 45031 and stays 2.1 nats above its lowest mean")
+    latest = tmp_path / "checkpoints" / "latest"
+    assert f"write step-045000 into {latest} and give data.skip=[[7,9],[360000,361360]], which" in told
+    assert "or begin another run with a lower peak from that step's export; with train.divergence=0" in told
 
 
 def in_phases(recipe, folder, *others):
