@@ -121,18 +121,14 @@ def without_communication(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     zero = {**config["zero_optimization"], "overlap_comm": False}
     offloads = _look_up(config, "zero_optimization.offload_optimizer.device") == "cpu"
-    if zero.get("stage") == 2 and _has_float32_sums(config) and not offloads:
+    has_float32_sums = _look_up(config, "bf16.enabled") and _look_up(config, "data_types.grad_accum_dtype") == "fp32"
+    if zero.get("stage") == 2 and has_float32_sums and not offloads:
         zero["stage"] = 1
     stage = zero.get("stage", 0)
     if stage in (1, 2):
         zero["reduce_scatter"] = False
     dropped = ("communication_data_type",) if stage == 2 else ()
     return {**{key: value for key, value in config.items() if key not in dropped}, "zero_optimization": zero}
-
-
-def _has_float32_sums(config: Mapping[str, Any]) -> bool:
-    """Whether products are in bf16 and gradients added up in float32."""
-    return bool(_look_up(config, "bf16.enabled")) and _look_up(config, "data_types.grad_accum_dtype") == "fp32"
 
 
 # The keys of DeepSpeed's configuration that have an effect on this trainer; most of the others would be ignored.

@@ -90,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     How a run ended, trainer.outcome tells: of a crash the run directory has no word.
     """
     words = sys.argv[1:] if argv is None else argv
-    run = _run_of(words)
+    output = output_of(words)
+    run = RunDirectory(output) if output else None  # that the command is about, whatever else is wrong with it
     _open_streams()
     first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(message)s", force=True)
@@ -143,12 +144,6 @@ def _open_streams() -> None:
 
 def _tell(error: Exception) -> None:
     tell_error(one_line(str(error)))
-
-
-def _run_of(words: Sequence[str]) -> RunDirectory | None:
-    """The run that a command is about, whatever else is wrong with it."""
-    output = output_of(words)
-    return RunDirectory(output) if output else None
 
 
 def _write_failure(run: RunDirectory | None, start: _Start, reason: str) -> bool:

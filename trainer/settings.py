@@ -118,12 +118,8 @@ def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Tables within tables are merged, everything else, lists too, is replaced."""
-    both = {key: merge(base[key], value) for key, value in changes.items() if _are_tables(base.get(key), value)}
-    return {**base, **changes, **both}
-
-
-def _are_tables(*values: Any) -> bool:
-    return all(isinstance(value, dict) for value in values)
+    in_both = [key for key, value in changes.items() if isinstance(value, dict) and isinstance(base.get(key), dict)]
+    return {**base, **changes, **{key: merge(base[key], changes[key]) for key in in_both}}
 
 
 def is_override(word: str) -> bool:
