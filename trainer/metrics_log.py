@@ -15,6 +15,7 @@ from trainer.files import append_line, incomplete, sync
 from trainer.run_directory import RunDirectory
 
 STRETCH = 1 << 16  # bytes that are read at once, where a place in a file is looked for
+_BUFFER = 1 << 13  # bytes of a read on the way there: more would be for nothing
 _LOOKED_AT = 1 << 20  # bytes before the place where a file is cut, in which damaged lines are looked for
 
 _log = logging.getLogger("pretrain")
@@ -56,7 +57,7 @@ def cut_metrics(run: RunDirectory, step: int) -> None:
     not to wait for somebody to mend them. Further from it, what lies on disk since earlier checkpoints isn't read.
     """
     for path in filter(exists, (run.metrics, run.validation_metrics)):
-        with path.open("rb") as file:
+        with path.open("rb", buffering=_BUFFER) as file:
             end, size = end_of_step(file, step), file.seek(0, os.SEEK_END)
             is_sound = _is_sound(file, end, step)
         if not is_sound:
@@ -74,7 +75,7 @@ def has_line(path: Path, step: int) -> bool:
 def lines_after(path: Path, step: int) -> Iterator[dict[str, Any]]:
     """The good lines of a file of metrics of steps after ``step``, up to one that has no end yet."""
     if exists(path):
-        with path.open("rb") as file:
+        with path.open("rb", buffering=_BUFFER) as file:
             file.seek(end_of_step(file, step))
             for line in takewhile(lambda line: line.endswith(b"\n"), file):
                 values = _metrics_of(line)

@@ -127,8 +127,10 @@ def bytes_read(monkeypatch) -> list[int]:
             taken.append(len(found := super().readall()))
             return found
 
-    def open_counted(path, mode="r", open_path=Path.open, **options):
-        return io.BufferedReader(Counted(path)) if mode == "rb" else open_path(path, mode, **options)
+    def open_counted(path, mode="r", buffering=-1, open_path=Path.open, **options):
+        if mode == "rb":
+            return io.BufferedReader(Counted(path), buffering if buffering > 0 else io.DEFAULT_BUFFER_SIZE)
+        return open_path(path, mode, buffering, **options)
 
     monkeypatch.setattr(Path, "open", open_counted)
     return taken
