@@ -25,8 +25,9 @@ from eval.kinds import Frozen, Kind, Outcome
 from eval.locks import locked
 from eval.models import lock_of, origin_of, save_model, why_not_saved
 from eval.parts import Parts, checksum_of, without_tests
-from eval.results import MODELS, PREDICTED, STATES, check_output, check_replaceable
+from eval.results import MODELS, PREDICTED, STATES
 from eval.selection import best_of, conclude
+from eval.storage import check_output, check_replaceable
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.result import Result
 from trainer.files import write_atomically

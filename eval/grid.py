@@ -25,8 +25,7 @@ import pydantic
 
 from eval.errors import UsageError
 from eval.finetune import Hyperparameters
-from eval.results import check_output
-from eval.storage import reading
+from eval.storage import check_output, reading
 from eval.tasks.finetuned import FineTuned
 from preprocessing.status import is_dir, is_file
 from trainer.files import incomplete, publish, write_atomically

@@ -49,8 +49,6 @@ with needs("eval"):
         beside_earlier,
         best_points,
         by_command,
-        check_output,
-        check_replaceable,
         figures_table,
         filled_table,
         read_results,
@@ -63,7 +61,7 @@ with needs("eval"):
     )
     from eval.selection import prefix_of
     from eval.stamps import stamp
-    from eval.storage import reading
+    from eval.storage import check_output, check_replaceable, reading
     from eval.submission import tables_in, write_glue_submission
     from eval.tasks import GROUPS, Task
     from eval.tasks.finetuned import FINE_TUNED, FineTuned

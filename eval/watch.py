@@ -40,8 +40,9 @@ with needs("eval"):
     from eval.options import parse as parse_evaluation
     from eval.parts import read_parts
     from eval.plan import check_source
-    from eval.results import FINAL, RESULTS, by_command, check_output, read_results
+    from eval.results import FINAL, RESULTS, by_command, read_results
     from eval.stamps import known_checksum, noted_checksum, read_checksum, stamp
+    from eval.storage import check_output
     from eval.tasks import GROUPS, select
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Intrinsic

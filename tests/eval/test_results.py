@@ -19,7 +19,7 @@ import torch
 
 from eval import experiment
 from eval.evaluated import find_results, read_evaluations
-from eval.results import check_output, filled_table
+from eval.results import filled_table
 from eval.run import main
 from tests.eval.small_data import write_mrpc, write_stsb
 from tests.failing import REASON, fail_at
@@ -264,19 +264,6 @@ def test_an_output_that_can_not_be_made_for_a_moment(
     fail_on(monkeypatch, os, "mkdir", out, number)
     assert run(export, out, "fill_mask") == 1
     assert capsys.readouterr().err == f"error: {out}: {told}\n"
-
-
-def test_storage_that_fails_where_a_permission_is_asked_for_refuses_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """os.access says no then, as where there is no permission."""
-    monkeypatch.setattr(os, "access", mock.Mock(side_effect=[False, True]))
-    check_output(tmp_path)  # of which the next look knows better
-    monkeypatch.setattr(os, "access", mock.Mock(return_value=False))
-    monkeypatch.setattr("eval.results.is_dir", mock.Mock(return_value=True))
-    monkeypatch.setattr(Path, "stat", mock.Mock(side_effect=OSError(errno.EIO, REASON)))
-    with pytest.raises(OSError, match=REASON):
-        check_output(tmp_path)
 
 
 def test_a_model_of_another_point_than_the_results_is_told(

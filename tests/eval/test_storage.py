@@ -1,16 +1,18 @@
-"""What keeps a file from being read is told as whose matter it is."""
+"""What keeps a file from being read or written is told as whose matter it is."""
 
 from __future__ import annotations
 
 import errno
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from eval.errors import UsageError
-from eval.storage import reading
+from eval.storage import check_output, reading
 from preprocessing.storage_errors import UnavailableError
+from tests.failing import REASON
 
 
 def refuse(number: int, path: Path | None = None) -> OSError:
@@ -41,3 +43,16 @@ def test_of_anything_else_the_same_command_may_hear_nothing(tmp_path: Path, numb
 def test_what_is_no_word_of_the_operating_system_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="own"), reading(tmp_path):
         raise OSError("the library's own")
+
+
+def test_storage_that_fails_where_a_permission_is_asked_for_refuses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """os.access says no then, as where there is no permission."""
+    monkeypatch.setattr(os, "access", mock.Mock(side_effect=[False, True]))
+    check_output(tmp_path)  # of which the next look knows better
+    monkeypatch.setattr(os, "access", mock.Mock(return_value=False))
+    monkeypatch.setattr("eval.storage.is_dir", mock.Mock(return_value=True))
+    monkeypatch.setattr(Path, "stat", mock.Mock(side_effect=OSError(errno.EIO, REASON)))
+    with pytest.raises(OSError, match=REASON):
+        check_output(tmp_path)
