@@ -10,7 +10,8 @@ from typing import Any
 
 from eval.evaluated import Evaluated, Place, on_each_data, settings_of
 from eval.paper import Table
-from eval.results import diverged_seeds, shown_figures, spread
+from eval.results import diverged_seeds
+from eval.showing import shown_figures, spread
 from trainer.naming import tell_apart
 
 
@@ -79,10 +80,6 @@ class MeasuredExport:
         """What the figures of a task are of where it is not what the task is named for."""
         found: str | None = self.tasks[task]["details"].get("instead")
         return found
-
-    def shown(self, task: str) -> Iterable[tuple[str, str]]:
-        """The figures of a task as tables show them, by what tables call them."""
-        return shown_figures({task: self.tasks[task]}).items()
 
     def score(self, task: str, metric: str) -> Score | None:
         """What was measured; None where nothing was."""
@@ -174,7 +171,12 @@ def side_by_side(exports: Sequence[MeasuredExport]) -> list[list[str]]:
         for parts in everything
     ]
     columns = [
-        {(name, part.data[task]): figure for part in parts for task in part.tasks for name, figure in part.shown(task)}
+        {
+            (name, part.data[task]): figure
+            for part in parts
+            for task, content in part.tasks.items()
+            for name, figure in shown_figures(task, content).items()
+        }
         for parts in counting
     ]
     places = {part.data[task]: part.places[task] for parts in counting for part in parts for task in part.tasks}

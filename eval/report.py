@@ -47,7 +47,8 @@ with needs("eval"):
     from eval.pages import render_page
     from eval.paper import TABLES
     from eval.pictures import save_picture
-    from eval.results import NEXT_WORDS, RESULTS, best_points, figures_table, filled_table, told_limit
+    from eval.results import NEXT_WORDS, RESULTS
+    from eval.showing import best_points, figures_table, filled_table, told_limit
     from eval.storage import check_output, reading
     from preprocessing.command_line import OneLineParser
     from preprocessing.markdown import markdown_table, plain

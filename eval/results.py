@@ -1,4 +1,4 @@
-"""results.json: what an evaluation leaves, how to read it, and how to show it.
+"""results.json: what an evaluation leaves, and how to read it.
 
 It holds
 
@@ -27,9 +27,7 @@ figures for all seeds of that point) and points (point, metrics by part, error, 
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +35,6 @@ import pydantic
 
 from eval.errors import UsageError, first_problem
 from eval.storage import reading
-from preprocessing.markdown import markdown_table
 from trainer.files import write_atomically
 
 RESULTS = "results.json"
@@ -313,30 +310,6 @@ def read_results_of(path: Path, weights_blake2b: str) -> dict[str, Any] | None:
     return results
 
 
-def figures_table(results: dict[str, Any]) -> str:
-    """The figures of all tasks beside their baselines, as a table in Markdown; empty where there are none."""
-    rows = [
-        [
-            _name(name, metric, task),
-            _interval(metric, measured),
-            _figure(metric, measured["baseline"], measured["unit"]),
-            task["baselines"].get(metric, ""),
-        ]
-        for name, task in results["tasks"].items()
-        for metric, measured in task["metrics"].items()
-    ]
-    return markdown_table([["", "model", "baseline", "which is"], *rows], numbers=(1, 2)) if rows else ""
-
-
-def shown_figures(tasks: Mapping[str, Any]) -> dict[str, str]:
-    """The figures of some tasks, by what figures_table calls them."""
-    return {
-        _name(name, metric, task): _interval(metric, measured)
-        for name, task in tasks.items()
-        for metric, measured in task["metrics"].items()
-    }
-
-
 def is_learned(details: Mapping[str, Any]) -> bool:
     """Whether a task's details are of one that the model learned."""
     return "selected_by" in details
@@ -345,92 +318,15 @@ def is_learned(details: Mapping[str, Any]) -> bool:
 def diverged_seeds(details: Mapping[str, Any]) -> int:
     """How many seeds of a task's best point diverged, by its details."""
     diverged = [tried.get("point") for tried in details.get("points", ()) if tried.get("error")]
-    return [_seedless(point) for point in diverged].count(_seedless(details.get("best_point")))
+    return [seedless(point) for point in diverged].count(seedless(details.get("best_point")))
 
 
-def _seedless(point: Mapping[str, Any] | None) -> dict[str, Any]:
+def seedless(point: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A point of a grid as all of its seeds have it."""
     return {**(point or {}), "seed": None}
-
-
-def told_limit(limit: int) -> str:
-    """What figures are of that were only tried out."""
-    return f"at most {limit:,} examples of each data set, so of little weight"
-
-
-def spread(seeds: Sequence[float], diverged: int, digits: int) -> str:
-    """Mean and standard deviation of several seeds, and their number; of how many, where some diverged."""
-    number = f"{len(seeds)} of {len(seeds) + diverged}" if diverged else str(len(seeds))
-    if len(seeds) < 2:
-        return number if seeds else ""
-    return f"{number}: {statistics.fmean(seeds):.{digits}f} ± {statistics.stdev(seeds):.{digits}f}"
-
-
-def best_points(results: Mapping[str, Any], tasks: Iterable[str]) -> Iterator[str]:
-    """A line for each of some tasks that was learned: which point of its grid the figures are of, and how it was.
-
-    Of several seeds it has mean and standard deviation too, of the metric that the point is the best by.
-    """
-    settings = results.get("fine_tuning") or {}
-    found = {name: results["tasks"][name]["details"] for name in tasks}
-    for name, details in found.items():
-        if (point := details.get("best_point")) is None:
-            continue
-        count = len(details.get("points", ()))
-        diverged = sum(bool(found.get("error")) for found in details.get("points", ()))
-        without = f", of which {diverged} diverged," if diverged else ""
-        by = details.get("selected_by")
-        tried = f"the best of {count} points{without} by {by}" if count > 1 else "the only point"
-        epochs = f"{point['epochs']} epoch{'s' if point['epochs'] > 1 else ''}"
-        facts = [f"learning rate {point['learning_rate']:g}", epochs, f"batches of {point['batch_size']}"]
-        facts += [f"seed {point['seed']}", f"at most {details.get('max_length')} tokens"]
-        facts += [settings[name] for name in ("optimizer", "precision") if name in settings]
-        seeds = details.get("seeds", {}).get(by, ())
-        judged = [f"{count:,} {part}" for part, count in details.get("examples", {}).items() if part.startswith("dev")]
-        facts += [f"on {' and '.join(judged)} examples"] if judged else []
-        over = f"; {by} over seeds, {spread(seeds, diverged_seeds(details), 2)}" if len(seeds) > 1 else ""
-        yield f"{name}: {tried}: {', '.join(facts)}{over}"
 
 
 def sentences_of(results: dict[str, Any]) -> list[dict[str, Any]]:
     """The sentences whose masks were filled, with their candidates; none where none were asked for."""
     filled: list[dict[str, Any]] = results["tasks"].get("fill_mask", {}).get("details", {}).get("sentences", [])
     return filled
-
-
-def filled_table(results: dict[str, Any]) -> str:
-    """The filled masks as a table in Markdown; empty where none were asked for."""
-    rows = [
-        [shown, *map(_candidate, candidates)]
-        for sentence in sentences_of(results)
-        for shown, candidates in _masks(sentence)
-    ]
-    columns = zip_longest(["sentence", "most probable, %"], *rows, fillvalue="")
-    return markdown_table(list(zip(*columns, strict=True))) if rows else ""
-
-
-def _masks(sentence: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Each mask's candidates beside the sentence, which is named at the first."""
-    for i, candidates in enumerate(sentence["masks"]):
-        yield sentence["sentence"] if i == 0 else f"... [MASK] {i + 1}", candidates
-
-
-def _candidate(found: dict[str, Any]) -> str:
-    """A token and its share, in a cell of its own: any character may be a token, but none has a blank in it."""
-    return f"{found['token']} {100 * found['probability']:.3g}"
-
-
-def _name(name: str, metric: str, task: Mapping[str, Any]) -> str:
-    return ", ".join(filter(None, (f"{name} {metric}", task["details"].get("instead"))))
-
-
-def _interval(metric: str, measured: dict[str, Any]) -> str:
-    figures = [measured["value"], *([] if measured["half_width"] is None else [measured["half_width"]])]
-    return " ± ".join(_figure(metric, figure, measured["unit"]) for figure in figures)
-
-
-def _figure(metric: str, value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    if unit:
-        return f"{100 * value if unit == 'share' else value:.2f} %"
-    return f"{value:,.1f}" if metric == "perplexity" else f"{value:z.4f}"

@@ -47,19 +47,16 @@ with needs("eval"):
         STATES,
         WITHOUT_MEANING,
         beside_earlier,
-        best_points,
         by_command,
-        figures_table,
-        filled_table,
         read_results,
         read_results_of,
         sentences_of,
         tags_of,
         tasks_of,
-        told_limit,
         write_results,
     )
     from eval.selection import prefix_of
+    from eval.showing import paragraphs
     from eval.stamps import stamp
     from eval.storage import check_output, check_replaceable, reading
     from eval.submission import tables_in, write_glue_submission
@@ -264,7 +261,7 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
         print(f"note: {note}", file=sys.stderr)
     tracked = _track(output / RESULTS, results) if arguments.tracking else None
     places = [f"results: {output / RESULTS}", *([f"models: {output / MODELS}"] if is_dir(output / MODELS) else [])]
-    show("\n".join([*_shown(whole), "", *map(in_line, [*places, *([tracked] if tracked else [])])]))
+    show("\n".join([*paragraphs(whole), "", *map(in_line, [*places, *([tracked] if tracked else [])])]))
 
 
 def _content(task: Task, result: Result) -> dict[str, Any]:
@@ -410,25 +407,6 @@ def _shards(subject: Subject | None) -> dict[str, Any] | None:
 
 def _data(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"path": "hub" if arguments.hub else str(arguments.data.resolve()), "limit": arguments.limit}
-
-
-def _shown(results: dict[str, Any]) -> Iterator[str]:
-    """The results for a reader at a terminal."""
-    lineage, shards = results["checkpoint"]["lineage"], results["shards"]
-    yield in_line(f"{results['checkpoint']['path']}, evaluated in {results['seconds']:.1f} s")
-    if shards:
-        size = f"{shards['samples']:,} held-out samples of {shards['sequence_length']} tokens"
-        yield f"{size}; ± is half of the 95 % interval"
-        trained_on = lineage.get("shards_blake2b") or [lineage.get("manifest_blake2b", shards["manifest_blake2b"])]
-        if shards["manifest_blake2b"] not in trained_on:
-            yield "note: the model was trained on other shards, whose training part may hold these samples"
-    if limit := (results["data"] or {}).get("limit"):
-        yield told_limit(limit)
-    for shown in (figures_table(results), "\n".join(best_points(results, results["tasks"])), filled_table(results)):
-        if shown:
-            yield "\n" + shown.rstrip("\n")
-    if kept := [name for name in tasks_of(results) if name not in results["tasks"]]:
-        yield f"\nkept as they were: {', '.join(kept)}"
 
 
 def _track(file: Path, results: dict[str, Any]) -> str | None:

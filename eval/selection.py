@@ -8,6 +8,7 @@ from typing import Any
 from eval.errors import UsageError
 from eval.metrics import half_width
 from eval.parts import Parts
+from eval.results import seedless
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.result import Measurement, Result
 
@@ -30,11 +31,8 @@ def best_of(results: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
 
 def restarts(results: Sequence[dict[str, Any]], best: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The results of all seeds with the best point's other hyperparameters, those that diverged left out."""
-    return [
-        result
-        for result in results
-        if result["error"] is None and {**result["point"], "seed": None} == {**best["point"], "seed": None}
-    ]
+    alike = [result for result in results if seedless(result["point"]) == seedless(best["point"])]
+    return [result for result in alike if result["error"] is None]
 
 
 def conclude(task: FineTuned, parts: Parts, results: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> Result:

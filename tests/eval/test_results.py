@@ -19,8 +19,8 @@ import torch
 
 from eval import experiment
 from eval.evaluated import find_results, read_evaluations
-from eval.results import filled_table
 from eval.run import main
+from eval.showing import filled_table
 from tests.eval.small_data import write_mrpc, write_stsb
 from tests.failing import REASON, fail_at
 from trainer.hugging_face import WEIGHTS
