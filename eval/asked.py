@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from eval.grid import grid
 from eval.inputs import list_sentences
-from eval.parts import checksum_of, read_parts, without_tests
+from eval.parts import checksums_of, read_parts, without_tests
 from eval.plan import adapt, search_of
 from eval.probe import SENTENCES
 from eval.tasks import Task
@@ -37,13 +37,6 @@ class Difference(NamedTuple):
     keeps_points: bool = False
 
 
-class _Data(NamedTuple):
-    """Checksums of a task's examples; None where no test sets are asked for, or it has none."""
-
-    learned: str
-    tests: str | None
-
-
 class Asked:
     """What is asked of every export."""
 
@@ -60,7 +53,11 @@ class Asked:
         self._arguments = arguments
         adapted = (adapt(task, arguments) for task in tasks)
         self._tasks = {task.name: task.on(arguments.data) if isinstance(task, FineTuned) else task for task in adapted}
-        self._data = {name: _data(task, arguments) for name, task in self._tasks.items() if isinstance(task, FineTuned)}
+        self._data = {
+            name: checksums_of(*without_tests(task, read_parts(task, arguments.data, arguments.test, arguments.limit)))
+            for name, task in self._tasks.items()
+            if isinstance(task, FineTuned)
+        }
         own = arguments.sentences
         self._sentences = [line for _, line in list_sentences(own)] if own else list(SENTENCES)
 
@@ -133,11 +130,6 @@ class Asked:
         """The sequence length of the shards that a model is evaluated at; None where it can't be told."""
         lengths = self._shards.manifest.sequence_lengths if self._shards and positions else ()
         return max((length for length in lengths if length <= (positions or 0)), default=None)
-
-
-def _data(task: FineTuned, arguments: argparse.Namespace) -> _Data:
-    learned, tests = without_tests(task, read_parts(task, arguments.data, arguments.test, arguments.limit))
-    return _Data(checksum_of(learned), checksum_of(tests) if tests else None)
 
 
 def _positions(export: Path) -> int | None:

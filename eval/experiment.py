@@ -24,7 +24,7 @@ from eval.inputs import Checkpoint
 from eval.kinds import Frozen, Kind, Outcome
 from eval.locks import locked
 from eval.models import lock_of, origin_of, save_model, why_not_saved
-from eval.parts import Parts, checksum_of, without_tests
+from eval.parts import Parts, checksums_of, without_tests
 from eval.results import MODELS, PREDICTED, STATES
 from eval.selection import best_of, conclude
 from eval.storage import check_output, check_replaceable
@@ -61,7 +61,13 @@ class Bench:
 
 
 class Experiment:
-    """A task on an export."""
+    """A task on an export.
+
+    Attributes:
+        task: it.
+        points: of its grid.
+        disk: what lies there of them.
+    """
 
     def __init__(self, task: FineTuned, parts: Parts, bench: Bench, search: Search) -> None:
         self.task = task
@@ -70,14 +76,13 @@ class Experiment:
         self._bench = bench
         self._encoder = Encoder(bench.checkpoint.tokenizer, min(task.max_length, bench.checkpoint.positions))
         learned, self._tests = without_tests(task, parts)  # whoever asks for tests later has the same points
-        self._data_blake2b = checksum_of(learned)
-        self._test_blake2b = checksum_of(self._tests) if self._tests else None
-        self._origin = self._origin_of({part: len(examples) for part, examples in learned.items()})
-        self._disk = Points(bench.output / task.name / "points", self._origin)
+        self._blake2b = checksums_of(learned, self._tests)
+        self._origin = self._origin_of(learned)
+        self.disk = Points(bench.output / task.name / "points", self._origin)
         self._model = bench.output / MODELS / task.name
 
-    def _origin_of(self, counts: Mapping[str, int]) -> dict[str, Any]:
-        """What decides a point's figures, besides the point; ``counts`` are of the examples that are learned."""
+    def _origin_of(self, learned: Parts) -> dict[str, Any]:
+        """What decides a point's figures, besides the point."""
         settings = dataclasses.asdict(self._bench.settings)
         # The same in expectation, with other dropout masks; and it is what one changes when memory is short.
         del settings["max_tokens"]
@@ -85,8 +90,8 @@ class Experiment:
             "task": self.task.name,
             "version": self.task.version,
             "export": self._bench.checkpoint.blake2b,
-            "examples": counts,
-            "data": self._data_blake2b,
+            "examples": {part: len(examples) for part, examples in learned.items()},
+            "data": self._blake2b.learned,
             "kind": repr(self.task.kind),
             "max_length": self._encoder.max_length,
             **self.task.kind.encoding(self._encoder.max_length),
@@ -100,7 +105,7 @@ class Experiment:
             UsageError: points of something else are there, something can't be written, the model is too small for the
                 task, or its vocabulary is not that of the texts.
         """
-        self._disk.check(self.points)
+        self.disk.check(self.points)
         predicted = self._bench.output / PREDICTED / self.task.name
         check_output(predicted)
         for name in sorted(self._judged):
@@ -126,25 +131,9 @@ class Experiment:
         ids = [sequence.ids for sample in samples for sequence in sample.sequences]
         return self._encoder.unknown_share(np.concatenate([np.empty(0, np.int32), *ids]))
 
-    def is_finished(self, point: Hyperparameters) -> bool:
-        """Whether somebody has."""
-        return self._disk.read(point) is not None
-
     def missing(self) -> list[Hyperparameters]:
         """The points that nobody has finished, nor failed at."""
-        return [p for p in self.points if not self.is_finished(p) and self.failure(p) is None]
-
-    def failure(self, point: Hyperparameters) -> str | None:
-        """Why the last one who tried a point failed; None where nobody did."""
-        return self._disk.failure(point)
-
-    def set_failure(self, point: Hyperparameters, reason: str | None) -> None:
-        """Leave word that a point failed, for those that share the grid, or take it away."""
-        self._disk.set_failure(point, reason)
-
-    def lock(self, point: Hyperparameters) -> Path:
-        """Whoever holds its lock may run the point."""
-        return self._disk.lock(point)
+        return [p for p in self.points if not self.disk.is_finished(p) and self.disk.failure(p) is None]
 
     @cached_property
     def _samples(self) -> dict[str, Sequence[Any]]:
@@ -152,7 +141,7 @@ class Experiment:
         bench = self._bench
         for part, examples in self._parts.items():
             samples = self.task.kind.encode(examples, self._encoder, training=part == "train")
-            data = self._test_blake2b if part in self._tests else self._data_blake2b
+            data = self._blake2b.tests if part in self._tests else self._blake2b.learned
             of = (bench.checkpoint.blake2b, data, self._encoder.max_length, bench.settings.precision, self.task.version)
             name = "-".join(map(str, (part, *of)))
             frozen = Frozen(bench.checkpoint.export, bench.settings, bench.device, bench.output / STATES, name)
@@ -169,9 +158,9 @@ class Experiment:
             "device": str(self._bench.device),
             "max_tokens": self._bench.settings.max_tokens,
             "code": self._bench.code,
-            "test_blake2b": self._test_blake2b,
+            "test_blake2b": self._blake2b.tests,
         }
-        self._disk.write(point, result, files)
+        self.disk.write(point, result, files)
         if self._bench.saves_models and not result["error"]:
             self._save_if_best(model, point, result)
 
@@ -179,7 +168,7 @@ class Experiment:
         """Keep the model of a finished point if none so far is better; where that fails, complete comes to it."""
         try:
             with locked(lock_of(self._model)):
-                finished = [found for other in self.points if (found := self._disk.read(other)) is not None]
+                finished = [found for other in self.points if (found := self.disk.read(other)) is not None]
                 if best_of(finished, self.task.best)["point"] == dataclasses.asdict(point):
                     self._save(model, point, result)
         except OSError as error:
@@ -199,7 +188,7 @@ class Experiment:
             metrics = _by_part(outcomes)
             epochs.append({"epoch": epoch, "loss": float(np.mean(of_epoch)), "metrics": metrics})
             _log.info(
-                *("%s %s: epoch %d of %d: loss %.4f, %s %.2f", task.name, self._disk.path(point).name, epoch),
+                *("%s %s: epoch %d of %d: loss %.4f, %s %.2f", task.name, self.disk.path(point).name, epoch),
                 *(point.epochs, epochs[-1]["loss"], task.best, metrics["dev"][task.best]),
             )
 
@@ -238,12 +227,12 @@ class Experiment:
             UsageError: a point is missing, or all diverged.
         """
         about: dict[str, Any] = {
-            "data_blake2b": self._data_blake2b,
+            "data_blake2b": self._blake2b.learned,
             "max_length": self._encoder.max_length,
             "kind": repr(self.task.kind),
         }
         if self._tests:
-            about["test_blake2b"] = self._test_blake2b
+            about["test_blake2b"] = self._blake2b.tests
         return conclude(self.task, self._parts, self._results(), about)
 
     def _results(self) -> list[dict[str, Any]]:
@@ -252,15 +241,12 @@ class Experiment:
         Raises:
             UsageError: one is missing.
         """
-        results = [result for point in self.points if (result := self._disk.read(point)) is not None]
-        if len(results) < len(self.points):
-            missing = len(self.points) - len(results)
-            if failures := [
-                why for point in self.points if not self.is_finished(point) and (why := self.failure(point))
-            ]:
+        found = [(point, self.disk.read(point)) for point in self.points]
+        if lacking := [point for point, result in found if result is None]:
+            if failures := [why for point in lacking if (why := self.disk.failure(point))]:
                 raise UsageError(failures[0])
-            raise UsageError(f"{missing} of {len(self.points)} grid points are missing; run the same command again")
-        return [{**result, **self._of_these(result)} for result in results]
+            raise UsageError(f"{len(lacking)} of {len(found)} grid points are missing; run the same command again")
+        return [{**result, **self._of_these(result)} for _, result in found if result]
 
     def _best(self) -> tuple[Hyperparameters, dict[str, Any]]:
         """The best point, and what it found.
@@ -281,7 +267,7 @@ class Experiment:
 
     def _is_tested(self, result: Mapping[str, Any]) -> bool:
         """Whether a point has predicted these test sets."""
-        return bool(self._tests) and result.get("test_blake2b") == self._test_blake2b
+        return bool(self._tests) and result.get("test_blake2b") == self._blake2b.tests
 
     def _save(self, model: nn.Module, point: Hyperparameters, result: Mapping[str, Any]) -> None:
         """Keep a model; who does holds its lock."""
@@ -321,7 +307,7 @@ class Experiment:
             OSError: what was lacking can't be written.
         """
         point, known = self._best()
-        with locked(self.lock(point)):
+        with locked(self.disk.lock(point)):
             lacks = self.lacks
             if not lacks:  # any more: another process has been here
                 return
@@ -350,9 +336,9 @@ class Experiment:
             for name in ("metrics", "details")
         }
         tests = self._names(self.task.test_splits)
-        kept = [path for path in self._disk.beside(point) if path.name not in tests]
+        kept = [path for path in self.disk.beside(point) if path.name not in tests]
         of_tests = {name: text for name, text in files.items() if name in tests}
-        self._disk.write(point, {**known, **added, "test_blake2b": self._test_blake2b}, of_tests, kept)
+        self.disk.write(point, {**known, **added, "test_blake2b": self._blake2b.tests}, of_tests, kept)
 
     def _names(self, parts: Iterable[str]) -> set[str]:
         """Of all files that there may be with predictions of some parts."""
@@ -375,7 +361,7 @@ class Experiment:
         point, best = self._best()
         others = self._names(self.task.test_splits) if self._tests and not self._is_tested(best) else set()
         wanted = self._judged - others
-        found = {path.name: path for path in self._disk.beside(point) if path.name in wanted}
+        found = {path.name: path for path in self.disk.beside(point) if path.name in wanted}
         place = folder / self.task.name
         place.mkdir(parents=True, exist_ok=True)
         for name in self._judged - found.keys():

@@ -105,7 +105,7 @@ class Points:
         Raises:
             UsageError: it isn't, or they can't.
         """
-        if missing := [point for point in points if self.read(point) is None]:
+        if missing := [point for point in points if not self.is_finished(point)]:
             check_output(self.folder, map(self._lock_file, missing))
 
     def read(self, point: Hyperparameters) -> dict[str, Any] | None:
@@ -132,13 +132,17 @@ class Points:
             raise UsageError(f"{path}: made with {name} {was} instead of {now}; choose another --output")
         return result
 
+    def is_finished(self, point: Hyperparameters) -> bool:
+        """Whether somebody has finished a point; raises as read."""
+        return self.read(point) is not None
+
     def failure(self, point: Hyperparameters) -> str | None:
         """Why the last one who tried a point failed; None where nobody did."""
         marker = self._failure_file(point)
         return marker.read_text(encoding="utf-8") if is_file(marker) else None
 
     def set_failure(self, point: Hyperparameters, reason: str | None) -> None:
-        """Leave word of a failure, or take it away; who does holds the point's lock."""
+        """Leave word of a failure, for those that share the grid, or take it away; who does holds the point's lock."""
         if reason is None:
             self._failure_file(point).unlink(missing_ok=True)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,7 +48,19 @@ def without_tests(task: FineTuned, parts: Parts) -> tuple[Parts, Parts]:
     return {part: examples for part, examples in parts.items() if part not in tests}, tests
 
 
-def checksum_of(parts: Parts) -> str:
+class Checksums(NamedTuple):
+    """Of the examples that a task is learned from and judged on, and of those of its test sets; None where none are."""
+
+    learned: str
+    tests: str | None
+
+
+def checksums_of(learned: Parts, tests: Parts) -> Checksums:
+    """Those of what without_tests gives."""
+    return Checksums(_checksum(learned), _checksum(tests) if tests else None)
+
+
+def _checksum(parts: Parts) -> str:
     """Of all examples of all parts, wherever they come from."""
     digest = hashlib.blake2b(digest_size=16)
     for part, examples in parts.items():

@@ -44,7 +44,7 @@ def run_points(work: Sequence[Work], wait: bool) -> dict[str, str]:
     failed: dict[str, str] = {}
     busy = [(experiment, point) for experiment, point in work if not _run_if_free(experiment, point, failed)]
     for experiment, point in busy if wait else []:
-        with locked(experiment.lock(point)):
+        with locked(experiment.disk.lock(point)):
             _run(experiment, point, failed)
     return failed
 
@@ -52,9 +52,9 @@ def run_points(work: Sequence[Work], wait: bool) -> dict[str, str]:
 def _run_if_free(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> bool:
     """Whether the point is nobody else's any more; of one that is finished no lock is taken."""
     with going_on(failed, experiment.task.name):
-        if experiment.is_finished(point):
+        if experiment.disk.is_finished(point):
             return True
-        with claimed(experiment.lock(point)) as claim:
+        with claimed(experiment.disk.lock(point)) as claim:
             if claim is not None:
                 _run(experiment, point, failed)
             return claim is not None
@@ -64,14 +64,14 @@ def _run_if_free(experiment: Experiment, point: Hyperparameters, failed: dict[st
 def _run(experiment: Experiment, point: Hyperparameters, failed: dict[str, str]) -> None:
     task = experiment.task.name
     with going_on(failed, task):
-        if experiment.is_finished(point):
+        if experiment.disk.is_finished(point):
             return
         if task not in failed:
-            experiment.set_failure(point, None)
+            experiment.disk.set_failure(point, None)
             experiment.run(point)
     if task in failed:
         with contextlib.suppress(OSError):  # of a full disk: nobody hears why then, and the point is missing
-            experiment.set_failure(point, failed[task])
+            experiment.disk.set_failure(point, failed[task])
 
 
 @contextlib.contextmanager
@@ -144,8 +144,9 @@ def left_undone(work: Sequence[Work]) -> dict[str, str]:
     for experiment, point in work:
         task = experiment.task.name
         with going_on(failed, task):
-            if task not in failed and not experiment.is_finished(point):
-                failed[task] = experiment.failure(point) or "a process that worked on it ended; run the command again"
+            if task not in failed and not experiment.disk.is_finished(point):
+                ended = "a process that worked on it ended; run the command again"
+                failed[task] = experiment.disk.failure(point) or ended
     return failed
 
 
