@@ -168,18 +168,6 @@ def run_directory(checkpoint: Mapping[str, Any], file: Path) -> Path:
     return Path(trained_in or export).resolve()
 
 
-def tracked_run(checkpoint: Mapping[str, Any], file: Path) -> Path:
-    """The run that an evaluation belongs to in MLflow: of a task's model, that of the pretrained one behind it.
-
-    Args:
-        checkpoint: of results.
-        file: the results.json.
-    """
-    while learned_from := checkpoint["lineage"].get("pretrained"):
-        checkpoint = learned_from
-    return run_directory(checkpoint, file)
-
-
 def of_present_weights(evaluations: Sequence[Evaluated]) -> tuple[list[Evaluated], list[Evaluated]]:
     """The evaluations of the weights that each step of a run has, and those of others, before it was trained anew.
 

@@ -21,61 +21,54 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from preprocessing.extras import needs
-from preprocessing.status import is_dir, is_file
+from preprocessing.status import is_dir
 
 with needs("eval"):
     from eval.errors import UsageError
-    from eval.evaluated import tracked_run
     from eval.experiment import Experiment
     from eval.features import FeatureTags
-    from eval.kinds import PREDICTIONS, read_predictions
     from eval.locks import is_last, locked, shared
     from eval.options import SUBMISSION, parse
     from eval.plan import Plan, held_out_device, prepare
+    from eval.published import publish
     from eval.results import (
         FORMAT_VERSION,
         MODELS,
-        PREDICTED,
         RESULTS,
         STATES,
-        WITHOUT_MEANING,
         beside_earlier,
         by_command,
         read_results,
         read_results_of,
         sentences_of,
-        tags_of,
         tasks_of,
         write_results,
     )
     from eval.selection import prefix_of
     from eval.showing import paragraphs
     from eval.stamps import stamp
-    from eval.storage import check_output, check_replaceable, reading
-    from eval.submission import tables_in, write_glue_submission
-    from eval.tasks import GROUPS, Task
-    from eval.tasks.finetuned import FINE_TUNED, FineTuned
+    from eval.storage import check_output, check_replaceable
+    from eval.tasks import Task
+    from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Subject
     from eval.tasks.result import Result
-    from eval.workers import describe, going_on, left_undone, run_points, run_side_by_side, share
+    from eval.tracked import track
+    from eval.workers import going_on, left_undone, run_points, run_side_by_side, share
     from preprocessing.interruption import end_when_interrupted
-    from preprocessing.schema import checksum_of
     from preprocessing.storage_errors import UnavailableError, exit_code, is_full, is_passing
     from preprocessing.terminal import in_line, show, tell_error
-    from trainer.credentials import without_credentials
     from trainer.determinism import use_deterministic_kernels
     from trainer.leases import hold_export
     from trainer.run_directory import CheckpointError
 
 _log = logging.getLogger("eval")
-_Labels = dict[str, list[tuple[str, float]]]  # data set -> (id, label) of each example
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -232,7 +225,7 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
     tasks = {task.name: _content(task, result) for task in plan.tasks if (result := found.get(task.name)) is not None}
     learned = [plan.experiments[name] for name in tasks if name in plan.experiments]
     there = {*tasks, *(tasks_of(before) if before else ())}
-    files = _publish(output, learned, there, failed)
+    files = publish(output, learned, there, failed)
     results = {
         "format_version": FORMAT_VERSION,
         "checkpoint": {
@@ -259,7 +252,7 @@ def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], b
     write_results(output / RESULTS, whole)
     for note in _lost_tests(before, learned, tasks) if before and not arguments.test else ():
         print(f"note: {note}", file=sys.stderr)
-    tracked = _track(output / RESULTS, results) if arguments.tracking else None
+    tracked = track(output / RESULTS, results) if arguments.tracking else None
     places = [f"results: {output / RESULTS}", *([f"models: {output / MODELS}"] if is_dir(output / MODELS) else [])]
     show("\n".join([*paragraphs(whole), "", *map(in_line, [*places, *([tracked] if tracked else [])])]))
 
@@ -301,99 +294,6 @@ def _lost_tests(before: dict[str, Any], experiments: Sequence[Experiment], tasks
             yield f"{RESULTS} has no {', '.join(lost)} of {task.name} any more; --test brings them back"
 
 
-def _publish(
-    output: Path, experiments: Sequence[Experiment], there: Collection[str], failed: dict[str, str]
-) -> list[str]:
-    """Put the best points' predictions into a folder; all that lie there of GLUE's test sets are its submission.
-
-    Args:
-        output: of the evaluation.
-        experiments: those of this command that have results.
-        there: tasks that have results, those of earlier commands too.
-        failed: tasks that are known to have failed, and why; those are added whose predictions can't be written.
-
-    Returns:
-        The paths of both, as far as there is something of this command in them, below the output.
-    """
-    names = []
-    for experiment in experiments:
-        with going_on(failed, experiment.task.name, without="its predictions"):
-            experiment.publish(output / PREDICTED)
-            names.append(experiment.task.name)
-        if experiment.has_another_model:
-            told = f"{MODELS}/{experiment.task.name} is of another point than {RESULTS} has; --save-models replaces it"
-            print(f"note: {told}", file=sys.stderr)
-    published = [f"{PREDICTED}/{name}" for name in names]
-    outdated = {experiment.task.name for experiment in experiments} - {*names}
-    return [*published, SUBMISSION] if _submit(output, there, outdated, names, failed) else published
-
-
-def _submit(
-    output: Path, there: Collection[str], outdated: Set[str], names: Sequence[str], failed: dict[str, str]
-) -> bool:
-    """Make GLUE's submission of what lies in the output; of what goes from one that was there, a note is told.
-
-    One that is there stays where predictions can't be read, or where none are left but of tasks that are outdated.
-
-    Args:
-        output: of the evaluation.
-        there: tasks that have results.
-        outdated: those of them whose predictions could not be written, so that what lies there may be another point's.
-        names: those of them whose predictions are new.
-        failed: tasks that are known to have failed, and why; those are added whose predictions can't be read.
-
-    Returns:
-        Whether there is something of those in it.
-    """
-    file, tests = output / SUBMISSION, dict[str, _Labels]()
-    glue = [FINE_TUNED[name] for name in GROUPS["glue"] if name in there]
-    for task in glue:
-        if task.name not in outdated:
-            with going_on(failed, task.name):
-                tests[task.name] = _tests_of(output, task)
-    labels = {dataset: labels for of_task in tests.values() for dataset, labels in of_task.items()}
-    lacking = [task.name for task in glue if task.name not in tests]
-    if lacking and not (labels and outdated >= {*lacking}) and is_file(file):
-        told = f"{SUBMISSION} stays as it was: predictions of {', '.join(lacking)} can't be written or read now"
-        print(f"note: {told}; run the same command again", file=sys.stderr)
-        return False
-    before, problems = tables_in(file), tuple[str, ...]()
-    if labels:
-        problems = write_glue_submission(labels, file)
-    else:
-        file.unlink(missing_ok=True)
-    left = tables_in(file)
-    if gone := [name for name in before if name not in left]:
-        print(f"note: {SUBMISSION} has no {', '.join(gone)} any more; --test brings it back", file=sys.stderr)
-    if not any(tests.get(name) for name in names):
-        return False
-    if problems:
-        print(f"note: GLUE will reject {SUBMISSION}: {'; '.join(problems)}", file=sys.stderr)
-    return True
-
-
-def _tests_of(output: Path, task: FineTuned) -> _Labels:
-    """Data set -> (id, label) of each test example, of a task's test sets that were predicted.
-
-    A damaged table, of an earlier command perhaps, is told and left out: it is no reason to lose what was measured now.
-
-    Raises:
-        UsageError: a table is not for this user to read.
-        UnavailableError: a table can't be read now.
-    """
-    found: _Labels = {}
-    for part, (dataset, _) in task.test_splits.items():
-        file = output / PREDICTED / task.name / f"{part}_{PREDICTIONS}"
-        with reading(file):
-            try:
-                if is_file(file):
-                    found[dataset] = read_predictions(file, task.kind.classes)
-            except (ValueError, IndexError) as error:
-                told = f"{SUBMISSION} goes without {dataset}: {file} is damaged ({error})"
-                print(f"note: {told}; evaluate {task.name} with --test again", file=sys.stderr)
-    return found
-
-
 def _shards(subject: Subject | None) -> dict[str, Any] | None:
     if subject is None or subject.stream is None:
         return None
@@ -407,59 +307,6 @@ def _shards(subject: Subject | None) -> dict[str, Any] | None:
 
 def _data(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"path": "hub" if arguments.hub else str(arguments.data.resolve()), "limit": arguments.limit}
-
-
-def _track(file: Path, results: dict[str, Any]) -> str | None:
-    """Record results in MLflow; whatever goes wrong there is a warning, as the results are on disk.
-
-    Returns:
-        Where they are now; None where they are not.
-    """
-    try:
-        from trainer.tracking import evaluation_store, log_evaluation  # seconds to import
-
-        store = evaluation_store([tracked_run(results["checkpoint"], file)], file.parent)
-        files = [file, *(file.parent / name for name in results["files"])]
-        name = f"eval {Path(results['checkpoint']['path']).name}"
-        run_id = log_evaluation(store, name, tracked_metrics(results), tracked_tags(results), files)
-    except Exception as error:
-        print(f"warning: not in MLflow: {without_credentials(describe(error))}", file=sys.stderr)
-        return None
-    where = f"child of run {store.parent}" if store.parent else "a run of its own"
-    when = "" if run_id else f", by the training's own writer: it waits in {store.pending}"
-    return f"MLflow: {without_credentials(store.tracking_uri)}, {where}{when}"
-
-
-def tracked_metrics(results: dict[str, Any]) -> dict[str, float]:
-    """The figures of all tasks as MLflow gets them: mlm_perplexity, nsp_accuracy, ...; none of an untrained head."""
-    return {
-        f"{name}_{metric}": measured["value"]
-        for name, task in results["tasks"].items()
-        if task["details"].get("instead") not in WITHOUT_MEANING
-        for metric, measured in task["metrics"].items()
-    }
-
-
-def tracked_tags(results: dict[str, Any]) -> dict[str, str]:
-    """Which weights, data, settings and code the figures are of; what isn't known is left out."""
-    code = {f"code_{name}": results["code"][name] for name in ("version", "commit", "modified")}
-    manifest = (results["shards"] or {}).get("manifest_blake2b")
-    return tags_of(results["checkpoint"], manifest_blake2b=manifest, results_blake2b=_checksum(results), **code)
-
-
-def _checksum(results: dict[str, Any]) -> str:
-    """Of all but how long it took, by which a repeat is known."""
-    tasks = {name: {**task, "details": _timeless(task["details"])} for name, task in results["tasks"].items()}
-    lasting = {name: content for name, content in results.items() if name != "seconds"} | {"tasks": tasks}
-    return checksum_of(json.dumps(lasting, sort_keys=True).encode())
-
-
-def _timeless(details: dict[str, Any]) -> dict[str, Any]:
-    """A task's details without the seconds of its points."""
-    if "points" not in details:
-        return details
-    points = [{name: content for name, content in point.items() if name != "seconds"} for point in details["points"]]
-    return {**details, "points": points}
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from eval.inputs import choose_length
 from eval.options import parse
 from eval.plan import Plan
 from eval.run import main
+from eval.tracked import tracked_metrics
 from preprocessing.schema import ShardDirectory, checksum
 from preprocessing.tokenization import CLS, load_tokenizer
 from tests.conftest import ROOT
@@ -262,7 +263,7 @@ def test_next_sentences_of_shards_that_have_none_are_no_figures(
     results = results_of(tmp_path / "results")
     assert results["tasks"]["nsp"]["details"]["instead"] == "samples of one segment"
     assert "nsp accuracy, samples of one segment" in capsys.readouterr().out
-    assert evaluation.tracked_metrics(results) == {}
+    assert tracked_metrics(results) == {}
 
 
 def test_an_export_that_is_replaced_while_it_is_read_is_evaluated_as_it_is_then(
