@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import statistics
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -19,21 +16,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from eval.comparison import MeasuredExport, Score
-from eval.errors import UsageError
-from eval.evaluated import Evaluated, learns_next_sentence, predicts_next_words, settings_of
+from eval.evaluated import Evaluated
+from eval.histories import History, predicting
 from eval.results import NEXT_WORDS, is_learned
-from eval.storage import reading
 from preprocessing.figures import COLOURS, STYLE
-from preprocessing.status import exists
-from trainer.files import DamagedFileError, read_lines
-from trainer.metrics import LARGEST_LOSS, directories, of_directory
-from trainer.naming import tell_apart
-from trainer.run_directory import RunDirectory
+from trainer.metrics import LARGEST_LOSS, of_directory
 
-_OF_A_STEP = ("step", "samples", "learning_rate", "tokens_per_second", "data_seconds", "compute_seconds")
-_OF_PREDICTIONS = ("mlm_loss", "mlm_accuracy", "nsp_accuracy")  # which a step whose samples are all skipped lacks
-_OF_A_VALIDATION = ("step", "mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
-_OF_A_DIRECTORY = ("mlm_loss", "perplexity")
 WINDOWS = 25  # a curve is smoothed over this part of its steps
 _STRETCHES = 2000  # of a curve, each drawn by its extremes: there are more than a picture has columns
 _INCHES = (12, 8)
@@ -49,102 +37,6 @@ _WORDS = {  # what is predicted, by whether that is next words, and how axes nam
     (False, True): ("Masked words, or next ones", ""),
 }
 _INTRINSIC = (("mlm", "perplexity"), ("mlm", "accuracy"), ("nsp", "accuracy"))
-
-
-@dataclass(frozen=True)
-class History:
-    """What a run has logged.
-
-    Attributes:
-        name: of the run, see trainer.naming.tell_apart.
-        run: its directory.
-        training: name of a figure -> its values at all steps, [steps] float64; NaN of losses and accuracies where all
-            samples of a step were skipped.
-        validation: the same of all validations, [validations]; there may be none. Figures of a single shard directory
-            are named ``perplexity/wiki``, NaN where a validation has none of that.
-        next_sentence: whether it learns to judge next sentences. One that does not has an accuracy all the same, of
-            weights that nothing trains.
-        next_words: whether its losses and accuracies are of next words, and none is masked.
-    """
-
-    name: str
-    run: RunDirectory
-    training: Mapping[str, np.ndarray]
-    validation: Mapping[str, np.ndarray]
-    next_sentence: bool
-    next_words: bool
-
-    @property
-    def directories(self) -> list[str]:
-        """The shard directories of which validations have figures of their own."""
-        return directories(_OF_A_DIRECTORY[0], self.validation)
-
-
-def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
-    """Read the metrics of runs.
-
-    Args:
-        paths: of run directories; among them may be what else lies in a folder of runs.
-
-    Returns:
-        The runs that have begun to train, at least one; and the other paths.
-
-    Raises:
-        UsageError: there is no such run, nothing at one of the paths, or a run has a line in its metrics that isn't
-            one or lacks a figure.
-        UnavailableError: a file of a run can't be read now.
-    """
-    given: dict[Path, Path] = {}
-    for path in paths:
-        given.setdefault(path.resolve(), path)  # a link to a run is that run
-    names = tell_apart(given)
-    read = {path: _read_history(path, names[resolved]) for resolved, path in given.items()}
-    found = [history for history in read.values() if history is not None]
-    if not found:
-        within = f", such as those of {paths[0]}/*" if any(paths[0].glob("*/config.toml")) else ""
-        raise UsageError(f"{paths[0]}: no steps; give a run directory whose training has begun{within}")
-    return found, [path for path, history in read.items() if history is None]
-
-
-def _read_history(path: Path, name: str) -> History | None:
-    run = RunDirectory(path)
-    if not exists(path):
-        raise UsageError(f"{path}: no such directory; give that of a run")
-    with reading(run.metrics):
-        training = _read_figures(run.metrics, _OF_A_STEP, _OF_PREDICTIONS)
-    with reading(run.validation_metrics):
-        of_directories = _figures_of_directories(run.validation_metrics)
-        validation = _read_figures(run.validation_metrics, _OF_A_VALIDATION, of_directories)
-    if not len(training["step"]):
-        return None
-    settings = settings_of(path)
-    return History(name, run, training, validation, learns_next_sentence(settings), predicts_next_words(settings))
-
-
-def _figures_of_directories(file: Path) -> list[str]:
-    with contextlib.suppress(DamagedFileError, AttributeError, TypeError):  # of which _read_figures tells
-        found = dict.fromkeys(name for line in read_lines(file) for name in directories(_OF_A_DIRECTORY[0], line))
-        return [of_directory(figure, name) for name in found for figure in _OF_A_DIRECTORY]
-    return []
-
-
-def _read_figures(file: Path, names: Sequence[str], others: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Figures that all lines of a file of metrics have, and others, NaN where one lacks them: name -> [lines] float64.
-
-    Of a line nothing else is kept.
-    """
-    columns = {name: array("d") for name in (*names, *others)}
-    try:
-        for line in read_lines(file):
-            for name in names:
-                columns[name].append(line[name])
-            for name in others:
-                columns[name].append(line.get(name, math.nan))
-    except DamagedFileError as error:
-        raise UsageError(str(error)) from error
-    except (KeyError, TypeError, OverflowError) as error:
-        raise UsageError(f"{file}: a line is without a figure {name!r}; mend it, or delete the line") from error
-    return {name: np.array(column) for name, column in columns.items()}
 
 
 @dataclass(frozen=True)
@@ -276,12 +168,6 @@ def _draw_directories(axes: Any, history: History) -> None:
     for name, colour in zip(history.directories, itertools.cycle(COLOURS[1:]), strict=False):
         points = predicting(history.validation, of_directory("mlm_loss", name))
         axes.plot(*visible(*points), color=colour, marker=".", linestyle=":", linewidth=1.2, label=f"held out, {name}")
-
-
-def predicting(figures: Mapping[str, np.ndarray], metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """The steps of a training, or of its validations, that have a metric, and its values there, [n] each."""
-    has = ~np.isnan(figures[metric])
-    return figures["step"][has], figures[metric][has]
 
 
 def _draw_baseline(axes: Any, value: float | None, label: str | None) -> None:

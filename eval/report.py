@@ -34,7 +34,7 @@ with needs("eval"):
     from markupsafe import Markup
 
     from eval.comparison import MeasuredExport, compare, exports_of, is_measured, on_same_data, side_by_side
-    from eval.curves import WINDOWS, History, baselines, draw, draw_scores, measured_scores, predicting, read_histories
+    from eval.curves import WINDOWS, baselines, draw, draw_scores, measured_scores
     from eval.errors import UsageError
     from eval.evaluated import (
         Evaluated,
@@ -44,6 +44,7 @@ with needs("eval"):
         on_each_data,
         read_evaluations,
     )
+    from eval.histories import History, predicting, read_histories
     from eval.pages import render_page
     from eval.paper import TABLES
     from eval.pictures import save_picture

@@ -30,8 +30,9 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from eval.comparison import exports_of, on_same_data
-from eval.curves import Baselines, baselines, draw, draw_scores, read_histories, smooth, visible
+from eval.curves import Baselines, baselines, draw, draw_scores, smooth, visible
 from eval.evaluated import find_results, read_evaluations, run_directory
+from eval.histories import read_histories
 from eval.paper import TABLES
 from eval.report import main, page, report
 from eval.results import FORMAT_VERSION, read_results, write_results
