@@ -43,7 +43,7 @@ with needs("eval"):
     from eval.results import FINAL, RESULTS, by_command, read_results
     from eval.stamps import known_checksum, noted_checksum, read_checksum, stamp
     from eval.storage import check_output
-    from eval.tasks import GROUPS, select
+    from eval.tasks import GROUPS, Task, select
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.command_line import OneLineParser
@@ -76,7 +76,13 @@ class Watch:
     """A watcher of a run."""
 
     def __init__(
-        self, run: RunDirectory, tasks: Sequence[str], final_tasks: Sequence[str], options: Sequence[str]
+        self,
+        run: RunDirectory,
+        tasks: Sequence[str],
+        final_tasks: Sequence[str],
+        options: Sequence[str],
+        evaluation: argparse.Namespace,
+        asked: Asked,
     ) -> None:
         """Remember what to do.
 
@@ -84,10 +90,9 @@ class Watch:
             run: to follow.
             tasks: of every export.
             final_tasks: of the last one of a run that is done; none for no such evaluation.
-            options: of eval.run.
-
-        Raises:
-            UsageError: a data set or a file of sentences can't be read.
+            options: of eval.run, in words.
+            evaluation: the same, read.
+            asked: of every export.
         """
         self.failed: set[Path] = set()  # folders of evaluations that failed; they are not tried again by this watcher
         self.hindered: dict[Path, str] = {}  # those that could not be begun when they were tried last, and why
@@ -95,14 +100,12 @@ class Watch:
         self._tasks = tuple(tasks)
         self._final_tasks = tuple(final_tasks)
         self._options = options
-        self._arguments = parse_evaluation([*evaluation_words(Job(run.path, self._tasks, run.path)), *options])
+        self._evaluation = evaluation
+        self._asked = asked
         # Now: a file that describes a task may change while a run is followed.
         self._names = {
             words: {task.name for task in select(words)} for words in (self._tasks, self._final_tasks) if words
         }
-        wanted = select([*tasks, *final_tasks])
-        self.notes = list(without_effect(self._arguments, wanted))  # on all evaluations, each of which is silent of it
-        self._asked = Asked(self._arguments, wanted)
         self._settled: dict[Path, tuple[Any, Any]] = {}  # folder -> stamps of its results and weights when it was so
 
     def follow(self, poll: float) -> Outcome:
@@ -255,7 +258,7 @@ class Watch:
             try:
                 [task] = select([name])
                 if isinstance(task, FineTuned):
-                    read_parts(task, self._arguments.data, self._arguments.test, self._arguments.limit)
+                    read_parts(task, self._evaluation.data, self._evaluation.test, self._evaluation.limit)
             except (UsageError, UnavailableError, OSError) as error:
                 _log.error("%s: %s", name, error)
                 unreadable.add(name)
@@ -302,14 +305,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s watch: %(message)s", datefmt="%H:%M:%S")
     run = RunDirectory(arguments.run)
     try:
-        _check(run, arguments, options)
-        watch = Watch(run, arguments.tasks, arguments.final_tasks, options)
+        wanted = select([*arguments.tasks, *arguments.final_tasks])
+        evaluation = _check(run, wanted, options, arguments.once)
+        asked = Asked(evaluation, wanted)
+        watch = Watch(run, arguments.tasks, arguments.final_tasks, options, evaluation, asked)
     except (UsageError, OSError) as error:
         tell_error(error)
         return exit_code(error)
     if not _is_there(run):
         _log.warning("%s: no run is there yet; waiting for one", run.path)
-    for note in watch.notes:
+    for note in without_effect(evaluation, wanted):  # the evaluations themselves are silent of it
         _log.warning(note)
     try:
         if arguments.once:
@@ -349,17 +354,16 @@ def _carry_over(run: RunDirectory) -> None:
         _log.warning("MLflow: %s; later: python -m trainer.tracking sync %s", first_line(error), run.path)
 
 
-def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[str]) -> None:
-    """Look for what would make every evaluation fail.
+def _check(run: RunDirectory, wanted: Sequence[Task], options: Sequence[str], once: bool) -> argparse.Namespace:
+    """Look for what would make every evaluation fail; returns the options of eval.run.
 
     Raises:
-        UsageError: no run that could be waited for, one that can't be written to, an unknown task, a folder that is
-            missing or not there, or an option that is the watch's own; argparse ends the program for other words.
+        UsageError: no run that could be waited for, one that can't be written to, a folder that is missing or not
+            there, or an option that is the watch's own; argparse ends the program for other words.
     """
-    wanted = select([*arguments.tasks, *arguments.final_tasks])
     job = Job(run.path.resolve(), tuple(task.name for task in wanted), run.path)
     parsed = parse_evaluation([*evaluation_words(job), *options], "python -m eval.watch")
-    if arguments.once and not _is_there(run):
+    if once and not _is_there(run):
         raise UsageError(f"{run.path}: no run is there; give a run directory")
     if not is_dir(run.path.absolute().parent):
         raise UsageError(f"{run.path.parent}: no such directory; give a run directory, which may be made later")
@@ -373,6 +377,7 @@ def _check(run: RunDirectory, arguments: argparse.Namespace, options: Sequence[s
     for task in wanted:
         if isinstance(task, Intrinsic) and task.needs_shards and not parsed.shards:
             raise UsageError(f"{task.name} reads held-out samples; give the folder of their shards with --shards")
+    return parsed
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
