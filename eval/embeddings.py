@@ -20,7 +20,7 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
 from eval.errors import UsageError
-from eval.pretrained import Pretrained, pack
+from eval.pretrained import Pretrained, device_of, pack
 from preprocessing.tokenization import encode_sentences
 from trainer.files import write_atomically
 from trainer.packing import PackedTokens
@@ -157,7 +157,7 @@ def _check(layers: int, layer: int, pooling: str, terms: TermStatistics | None) 
 def _embed_batch(
     pretrained: Pretrained, encodings: Sequence[Encoding], layer: int, pooling: Pooling, terms: TermStatistics | None
 ) -> Tensor:
-    device = pretrained.model.bert.embeddings.word.weight.device
+    device = device_of(pretrained.model)
     tokens = pack(encodings, device)
     hidden = pretrained.model.bert.hidden_states(tokens)[layer].float()  # [T, D]
     match pooling:

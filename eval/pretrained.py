@@ -44,6 +44,11 @@ def build(export: Export) -> BertForPreTraining:
     return model.float().eval()
 
 
+def device_of(model: BertForPreTraining) -> torch.device:
+    """Where a model computes."""
+    return model.bert.embeddings.word.weight.device
+
+
 def check_finite(*computed: Tensor) -> None:
     """See that what a model has computed, and a CPU has by now, are numbers: of finite weights they need not be.
 

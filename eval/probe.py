@@ -20,12 +20,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eval.encoding import mask_places
-from eval.pretrained import check_finite
+from eval.pretrained import check_finite, device_of, pack
 from preprocessing.schema import ShardDirectory
 from trainer.data import Batch
 from trainer.metrics import perplexity
 from trainer.model import EMPTY_SLOT, BertForPreTraining
-from trainer.packing import PackedTokens
 
 _QUANTILE = 1.96  # of the normal distribution: 95 % lie within so many standard errors
 _CHUNK = 1 << 24  # tokens that are counted at once: numpy widens them to eight bytes each
@@ -138,7 +137,7 @@ def score(model: BertForPreTraining, batches: Iterable[Batch]) -> Outcomes:
 
 @torch.inference_mode()
 def _score_batch(model: BertForPreTraining, batch: Batch) -> Outcomes:
-    sent = batch.to(_device(model))
+    sent = batch.to(device_of(model))
     word_logits, nsp_logits = model(sent.tokens, sent.positions)
     words = _losses_and_hits(word_logits, sent.mlm_labels).cpu()  # [P, V] -> [3, P]
     by_sample = words.new_zeros(3, len(batch.nsp_labels)).index_add_(1, batch.sequences, words)  # [3, P] -> [3, B]
@@ -148,10 +147,6 @@ def _score_batch(model: BertForPreTraining, batch: Batch) -> Outcomes:
     columns = torch.cat([by_sample, sentences[1:]])[:, samples]  # [5, real samples]
     labels = batch.mlm_labels[batch.mlm_labels != EMPTY_SLOT]
     return Outcomes(*(part.numpy() for part in (*columns, labels, batch.nsp_labels[samples])))
-
-
-def _device(model: BertForPreTraining) -> torch.device:
-    return model.bert.embeddings.word.weight.device
 
 
 def _losses_and_hits(logits: Tensor, labels: Tensor) -> Tensor:
@@ -244,9 +239,9 @@ def fill_masks(
 
 def _fill(model: BertForPreTraining, tokenizer: Tokenizer, sentence: str, top: int) -> FilledSentence:
     encoding = tokenizer.encode(sentence)
-    device = _device(model)
-    tokens = PackedTokens.from_sequences([encoding.ids], [encoding.type_ids]).to(device)
-    positions = torch.tensor(mask_places(tokenizer, encoding)).to(device)
+    device = device_of(model)
+    tokens = pack([encoding], device)
+    positions = torch.tensor(mask_places(tokenizer, encoding), device=device)
     # From left to right the token before says what comes next; the first one is [CLS].
     logits, _ = model(tokens, positions - 1 if model.config.is_decoder else positions)
     words = logits[:, : tokenizer.get_vocab_size()]  # a model may have more rows than the vocabulary has tokens

@@ -31,7 +31,7 @@ with needs("eval"):
     from eval.parts import read_dev
     from eval.readers.conll import convert_tags
     from eval.readers.examples import DatasetError, QuestionExample, TaggedSentence
-    from eval.results import RESULTS, by_command, is_learned, read_results
+    from eval.results import PREDICTED, RESULTS, by_command, is_learned, read_results
     from eval.selection import prefix_of
     from eval.squad_metrics import korquad, squad_v1, squad_v2
     from eval.tasks import select
@@ -92,7 +92,7 @@ class Evaluation:
         Raises:
             UsageError: it is missing or damaged.
         """
-        path = self.folder / "predictions" / self.task.name / f"{part}_{name}"
+        path = self.folder / PREDICTED / self.task.name / f"{part}_{name}"
         try:
             return read(path)
         except OSError as error:
