@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cluster.paths import current_folder
 from cluster.programs import Program, pretraining_of
+from preprocessing.status import is_file
 from preprocessing.storage_errors import UnavailableError
 from trainer.config import Recipe, advice_on, differences, load_recipe
 from trainer.deepspeed_config import accumulation_steps, resolve
@@ -78,9 +79,9 @@ def _check_shards(program: Program) -> None:
         from preprocessing.output import JobError, check_ours
     except ModuleNotFoundError:  # which _check_preprocessing tells
         return
-    if program.output.is_file():
-        raise ConfigError(f"{program.name}: {program.output}: a file; choose another --output")
     try:
+        if is_file(program.output):
+            raise ConfigError(f"{program.name}: {program.output}: a file; choose another --output")
         check_ours(str(program.output))
     except JobError as error:
         raise ConfigError(f"{program.name}: {error}") from error

@@ -6,6 +6,7 @@ SLURM's commands are stand-ins here that write down how they were called; test_s
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -1981,6 +1982,18 @@ def test_a_run_that_only_the_nodes_user_may_read_is_left_to_the_trainer(here, mo
         monkeypatch.setattr(RunDirectory, "check", refuse)
     command = ["pretrain", "--on", "local", "--dry-run", "--", "--config", "tiny.toml", "--shards", "shards"]
     assert main([*command, "--output", "run", "train.seed=7"]) == 0
+
+
+def test_shards_that_only_the_nodes_user_may_look_at_are_left_to_the_preprocessing(here, monkeypatch):
+    look = os.stat
+
+    def refuse(path: object, *args: object, **kwargs: object) -> os.stat_result:
+        if str(path) == f"{here}/new":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return look(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert main(["preprocess", "--on", "local", "--dry-run", "--", *TEXTS, "--output", "new"]) == 0
 
 
 @pytest.mark.parametrize("place", ["slurm", "kubernetes", "local"])
