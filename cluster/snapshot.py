@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from cluster.programs import CONFIG, DEEPSPEED_CONFIG, Program
+from preprocessing.status import is_dir, is_file
 from trainer.config import to_toml
 from trainer.lineage import COMMIT, DIFF, code_version, uncommitted_changes
 
@@ -37,7 +38,7 @@ def take_snapshot(folder: Path, pretraining: Program | None = None) -> Path:
         try:
             copy.rename(final)
         except OSError:
-            if not final.is_dir():  # it is, where the same was launched before, or at this moment
+            if not is_dir(final):  # it is, where the same was launched before, or at this moment
                 raise
     return final
 
@@ -58,7 +59,7 @@ def _fill(copy: Path, pretraining: Program | None) -> None:
 def _fingerprint(folder: Path) -> str:
     """Of all names and contents below a folder."""
     digest = hashlib.blake2b(digest_size=6)
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(filter(is_file, folder.rglob("*"))):
         name, content = str(path.relative_to(folder)).encode(), path.read_bytes()
         digest.update(b"%d %s %d %s" % (len(name), name, len(content), content))
     return digest.hexdigest()

@@ -18,6 +18,7 @@ from cluster.k8s.settings import KubernetesSettings, has_registry, is_clean
 from cluster.paths import current_folder, fingerprint
 from cluster.programs import Program, pretraining_of
 from cluster.snapshot import take_snapshot
+from preprocessing.status import exists
 from trainer.files import write_atomically
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
@@ -155,10 +156,10 @@ def _make_folders(folder: Path, outputs: Sequence[Path]) -> None:
         OSError: one can't be made.
     """
     for output in outputs:
-        if not output.exists() and any(other in output.parents for other in outputs):
+        if not exists(output) and any(other in output.parents for other in outputs):
             continue  # the Pods make it; a run directory in which there is something already is taken for no new one
         for path in (*reversed(output.parents), output):  # one after the other: each hands its group down
-            missing = not path.exists()
+            missing = not exists(path)
             path.mkdir(exist_ok=True)
             if missing or path == output:
                 _let_pods_write(path)
@@ -168,10 +169,10 @@ def _make_folders(folder: Path, outputs: Sequence[Path]) -> None:
 def _let_pods_read(folder: Path, snapshot: Path) -> None:
     """Let everybody read the code in the job's folder: it, or the checkout, may be of a umask that lets nobody."""
     for path in (folder, snapshot, *snapshot.rglob("*")):
-        mode = stat.S_IMODE(path.stat().st_mode)
-        wanted = mode | (0o055 if path.is_dir() else 0o044)
+        mode = path.stat().st_mode
+        wanted = mode | (0o055 if stat.S_ISDIR(mode) else 0o044)
         if wanted != mode:
-            path.chmod(wanted)
+            path.chmod(stat.S_IMODE(wanted))
 
 
 def _let_pods_write(folder: Path) -> None:
@@ -248,7 +249,7 @@ def _submit(command: list[str], once_more: str, training: str, old: Path | None)
         said = _apply(command, once_more)
         begun = f"{training} unchanged" not in said
     finally:
-        if old and not begun and not old.exists():
+        if old and not begun and not exists(old):
             write_atomically(old, content)
     print(said, end="")
 

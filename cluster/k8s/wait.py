@@ -20,6 +20,7 @@ from pathlib import Path
 from cluster.k8s.ranks import DONE, FAILED, read_outcome
 from preprocessing.command_line import OneLineParser
 from preprocessing.schema import MANIFEST
+from preprocessing.status import is_file
 from preprocessing.terminal import tell_error
 from trainer.paths import parse_path, parse_place
 
@@ -82,7 +83,7 @@ def _minutes(text: str) -> float:
 
 def shards_are_complete(path: Path) -> bool:
     """Whether a shard directory has its manifest."""
-    return (path / MANIFEST).is_file()
+    return is_file(path / MANIFEST)
 
 
 def run_is_done(path: Path) -> bool:

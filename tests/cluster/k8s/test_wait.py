@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +52,18 @@ def test_a_file_system_that_can_not_be_read_may_be_back_in_a_minute(tmp_path, mo
     assert lines[:2] == told
     if not comes_back:
         assert lines[-1].startswith(f"error: {tmp_path}: can't be read ({tmp_path}: Stale file handle) after 0.002 min")
+
+
+def test_shards_that_can_not_be_looked_at_are_not_called_missing(tmp_path, monkeypatch):
+    """On any version of Python: from 3.14 on pathlib's own look says no."""
+    monkeypatch.setattr(Path, "is_file", os.path.isfile)
+
+    def fail(path: object, **_: object) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(os, "stat", fail)
+    with pytest.raises(OSError, match="Stale file handle"):
+        wait.shards_are_complete(tmp_path)
 
 
 @pytest.mark.parametrize(
