@@ -173,11 +173,11 @@ def read_eval(arguments: Sequence[str]) -> Program:
     parser.add_argument("--tasks", type=_tasks, required=True)
     for option in ("--data", "--sentences"):
         parser.add_argument(option, type=_path)
-    parser.add_argument("--shards", type=_path, nargs="+", default=[None])
+    parser.add_argument("--shards", type=_path, nargs="+", default=[])
     found, rest = parser.parse_known_args(arguments)
     if len(found.shards) > 1:
         raise ConfigError("eval: --shards: an evaluation reads one directory; make one of each a job of its own")
-    (found.shards,) = found.shards
+    found.shards = found.shards[0] if found.shards else None
     tasks = found.tasks
     given = {**vars(found), "tasks": ",".join(map(str, tasks))}
     words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]

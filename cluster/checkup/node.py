@@ -57,7 +57,7 @@ def check_node(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 def check_python() -> Finding:
     """The interpreter itself, and the processor."""
-    wanted = SpecifierSet(_metadata("Requires-Python"))
+    wanted = SpecifierSet(_wanted_python())
     return judge(
         "python",
         f"Python {platform.python_version()}, {platform.machine()}, {_cores()} cores",
@@ -66,9 +66,9 @@ def check_python() -> Finding:
     )
 
 
-def _metadata(field: str) -> str:
+def _wanted_python() -> str:
     try:
-        return str(metadata(_PROJECT)[field] or "")
+        return str(metadata(_PROJECT)["Requires-Python"] or "")
     except PackageNotFoundError:  # which check_packages tells
         return ""
 
@@ -186,14 +186,7 @@ def check_compiler() -> Finding:
     named = os.environ.get("CC")  # what Triton looks for, and in this order
     compiler = next(filter(None, map(shutil.which, [named] if named else ["gcc", "clang"])), None)
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    missing = [
-        name
-        for name, there in (
-            ("C compiler", compiler),
-            ("Python.h", header.is_file()),
-        )
-        if not there
-    ]
+    missing = [name for name, there in (("C compiler", compiler), ("Python.h", header.is_file())) if not there]
     return judge(
         "compiler",
         f"no {', no '.join(missing)}" if missing else f"{compiler}, Python.h",

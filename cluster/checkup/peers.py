@@ -20,6 +20,7 @@ from cluster.checkup.findings import Finding, Placed, judge
 from cluster.checkup.speed import judge_speeds, measure_speeds
 from cluster.checkup.storage import advice_for, remove, write_synced
 from cluster.slurm.rank import rank_environment
+from preprocessing.terminal import counted
 from trainer.lineage import environment, unlike
 from trainer.world import World
 
@@ -211,10 +212,9 @@ def check_bandwidth(peers: Peers, backend: str) -> Iterator[Finding]:
     if peers.rank:
         return
     speed = 2 * (peers.size - 1) / peers.size * size / min(seconds) / 1e9
-    hosts = len(set(peers.hosts))
     yield judge(
         "all-reduce",
-        f"{speed:.2f} GB/s over {backend}, {peers.size} ranks on {hosts} {'host' if hosts == 1 else 'hosts'}"
+        f"{speed:.2f} GB/s over {backend}, {peers.size} ranks on {counted(len(set(peers.hosts)), 'host')}"
         + ("" if right else ", a WRONG sum"),
         "NCCL_DEBUG=INFO says what it goes over. Sockets where InfiniBand was meant want NCCL_IB_HCA and locked "
         "memory; for the wrong interface set NCCL_SOCKET_IFNAME, or GLOO_SOCKET_IFNAME.",

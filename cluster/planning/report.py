@@ -9,6 +9,7 @@ from cluster.planning.calibration import SYSTEMS, compare, fit
 from cluster.planning.estimate import BUCKET
 from cluster.planning.plans import Plan, StagePlan
 from preprocessing.markdown import markdown_table
+from preprocessing.terminal import counted
 
 _GIB = 2**30
 _PRECISIONS = {"bf16": "bf16 beside float32 weights", "fp16": "fp16 beside float32 weights", "float32": "float32"}
@@ -29,8 +30,8 @@ def report(name: str, plan: Plan, source: str, scaling: Sequence[tuple[int, floa
     yield f"# {name} on {cluster.gpus:,} x {cluster.gpu.name}, on paper\n"
     yield (
         f"{plan.parameters / 1e6:,.1f} M parameters, ZeRO {cluster.sharding.stage}, "
-        f"{_PRECISIONS[cluster.sharding.precision]}. {_nodes(plan)} of {node.gpus} GPUs; "
-        f"{node.source}. "
+        f"{_PRECISIONS[cluster.sharding.precision]}. {counted(math.ceil(cluster.gpus / node.gpus), 'node')} of "
+        f"{node.gpus} GPUs; {node.source}. "
         f"Products at {plan.assumptions.efficiency:.0%} of {peak / 1e12:,.4g} TFLOP/s ({source}). "
         f"Sequences {plan.assumptions.fill:.0%} full.\n"
     )
@@ -55,11 +56,6 @@ def report(name: str, plan: Plan, source: str, scaling: Sequence[tuple[int, floa
     if scaling:
         yield "## Other numbers of GPUs\n"
         yield _scaling_table(scaling)
-
-
-def _nodes(plan: Plan) -> str:
-    nodes = math.ceil(plan.cluster.gpus / plan.cluster.gpu.node.gpus)
-    return "1 node" if nodes == 1 else f"{nodes:,} nodes"
 
 
 def _time_table(plan: Plan) -> str:
