@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eval.evaluated import Evaluated, Place, on_each_data, settings_of
+from eval.evaluated import Evaluated, Place, on_each_data
 from eval.paper import Table
 from eval.results import diverged_seeds
 from eval.showing import shown_figures, spread
@@ -92,11 +92,7 @@ class MeasuredExport:
 
 
 def exports_of(evaluations: Iterable[Evaluated]) -> list[MeasuredExport]:
-    """The exports behind some evaluations, by run and step.
-
-    Raises:
-        UsageError: the recipe of a run is damaged.
-    """
+    """The exports behind some evaluations, by run and step."""
     by_weights: dict[tuple[str, str], list[Evaluated]] = {}
     most: dict[tuple[str, str, str], int] = {}  # run, task and data -> samples
     for evaluated in evaluations:
@@ -106,8 +102,7 @@ def exports_of(evaluations: Iterable[Evaluated]) -> list[MeasuredExport]:
             most[measured] = max(evaluated.samples(task), most.get(measured, 0))
     exports = []
     for group in by_weights.values():
-        settings = settings_of(group[0].directory)
-        first, *others = [_measured(group[0], counting, settings, most) for counting in on_each_data(group)]
+        first, *others = [_measured(group[0], counting, most) for counting in on_each_data(group)]
         exports.append(replace(first, on_other_data=others))
     return sorted(exports, key=lambda export: (export.run, export.step or 0))
 
@@ -115,7 +110,6 @@ def exports_of(evaluations: Iterable[Evaluated]) -> list[MeasuredExport]:
 def _measured(
     export: Evaluated,
     counting: Mapping[str, Evaluated],
-    settings: Mapping[str, Any],
     most: Mapping[tuple[str, str, str], int],
 ) -> MeasuredExport:
     limits = {task: evaluated.limit(task) for task, evaluated in counting.items()}
@@ -130,7 +124,7 @@ def _measured(
         tasks={task: evaluated.results["tasks"][task] for task, evaluated in counting.items()},
         data={task: f"{evaluated.data(task)}, {fewer.get(task, 'all')}" for task, evaluated in counting.items()},
         places={task: evaluated.place(task) for task, evaluated in counting.items()},
-        settings=settings,
+        settings=export.settings,
         limits={task: limit for task, limit in limits.items() if limit is not None} | fewer,
     )
 

@@ -41,6 +41,7 @@ class Evaluated:
         directory: of the training run, see run_directory.
         run: what the training run is called, see trainer.naming.tell_apart; the export's folder where another program
             wrote it.
+        settings: of the training run, see settings_of.
         written: when, in nanoseconds.
     """
 
@@ -48,6 +49,7 @@ class Evaluated:
     results: dict[str, Any]
     directory: Path
     run: str
+    settings: Mapping[str, Any]
     written: int
 
     @property
@@ -123,7 +125,7 @@ def read_evaluations(files: Iterable[Path], others: Iterable[Path] = ()) -> list
     settings = {run: settings_of(run) for run in set(runs.values())}
     names = tell_apart([*others, *runs.values()])
     evaluations = [
-        Evaluated(file, _as_trained(of_command, settings[run]), run, names[run], file.stat().st_mtime_ns)
+        Evaluated(file, _as_trained(of_command, settings[run]), run, names[run], settings[run], file.stat().st_mtime_ns)
         for (file, results), run in zip(found.items(), runs.values(), strict=True)
         for of_command in by_command(results)
     ]
