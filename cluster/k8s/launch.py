@@ -48,23 +48,14 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     for program in programs:
         if program.output == Path(settings.mount_path):
             raise ConfigError(f"{program.name}: --output {program.output} is the volume itself; take a folder in it")
-    name = _object_name((pretraining_of(programs) or programs[0]).output)
-    snapshot = None
     is_seen = os.path.isdir(settings.mount_path)  # noqa: PTH112  where it can't be looked for pathlib's raises
     if is_seen:
         checks.check_reads(programs)
     checks.check_ranks(programs, settings.pretrain.ranks, "kubernetes.pretrain.nodes and kubernetes.pretrain.gpus")
-    if is_seen:
-        checks.check_outputs(programs)
-        on_flink = programs[0].name == "preprocess" and settings.preprocess.engine == "flink"
-        if on_flink and not _pods_may(stat.S_IWOTH, volume := Path(settings.mount_path)):
-            written.append(volume / STAGING)
-        with checks.writing("choose another --output"):
-            _make_folders(folder, written)
-            snapshot = take_snapshot(folder, pretraining_of(programs))
-            _let_pods_read(folder, snapshot)
-        _warn_of_closed_folders(programs, Path(settings.mount_path))
-    else:
+    pretraining = pretraining_of(programs)
+    name = _object_name((pretraining or programs[0]).output)
+    snapshot = _prepare_volume(programs, settings, folder, written) if is_seen else None
+    if not snapshot:
         folder = current_folder() / f"{name}.job"
     files = render(settings, Work(name, {program.name: program for program in programs}, str(snapshot or "")))
     with checks.writing("make it writable" if snapshot else "launch from another folder"):
@@ -73,8 +64,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
             write_atomically(folder / file, text)
     _warn_of_images(programs, settings)
     _warn_of_taints(programs, settings)
-    pretraining = pretraining_of(programs) if snapshot else None
-    old = _old_ending(pretraining) if pretraining else None
+    old = _old_ending(pretraining) if pretraining and snapshot else None
     command = ["kubectl", "apply", "-k", str(folder)]
     first = f"{shlex.join(['rm', '-f', str(old)])} && " if old else ""
     once_more = shlex.join(["kubectl", "replace", "--force", "-k", str(folder)])
@@ -84,6 +74,33 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
         print(f"once more: {once_more}")
     else:
         print(f"to submit: {first}{shlex.join(command)}")
+
+
+def _prepare_volume(
+    programs: Sequence[Program], settings: KubernetesSettings, folder: Path, written: Sequence[Path]
+) -> Path:
+    """Check outputs on a volume that is seen here, and make there what Pods are to find; returns the code's snapshot.
+
+    Args:
+        programs: of the job.
+        settings: of the cluster.
+        folder: of the job.
+        written: folders that Pods write into.
+
+    Raises:
+        ConfigError: something is in the way, or can't be made.
+    """
+    volume = Path(settings.mount_path)
+    checks.check_outputs(programs)
+    on_flink = programs[0].name == "preprocess" and settings.preprocess.engine == "flink"
+    if on_flink and not _pods_may(stat.S_IWOTH, volume):
+        written = [*written, volume / STAGING]
+    with checks.writing("choose another --output"):
+        _make_folders(folder, written)
+        snapshot = take_snapshot(folder, pretraining_of(programs))
+        _let_pods_read(folder, snapshot)
+    _warn_of_closed_folders(programs, volume)
+    return snapshot
 
 
 def _caches(programs: Sequence[Program], settings: KubernetesSettings) -> list[Path]:
