@@ -47,7 +47,7 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def check_ranks(setting: str, ranks: int, gpus: int) -> None:
+def check_rank_per_gpu(setting: str, ranks: int, gpus: int) -> None:
     """See that there is a rank for each GPU, where there are GPUs.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
-from cluster.places import Text, check_environment, check_ranks
+from cluster.places import Text, check_environment, check_rank_per_gpu
 
 _LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -130,7 +130,7 @@ class PretrainPods(Pods):
         super().__post_init__()
         if min(self.nodes, self.grace_seconds, self.wait_minutes) <= 0 or self.processes < 0:
             raise ValueError("nodes, grace_seconds and wait_minutes must be positive, processes 0 or more")
-        check_ranks("processes", self.processes, self.gpus)
+        check_rank_per_gpu("processes", self.processes, self.gpus)
 
     @property
     def ranks_per_node(self) -> int:

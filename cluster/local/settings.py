@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.places import check_ranks
+from cluster.places import check_rank_per_gpu
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LocalSettings:
     def __post_init__(self) -> None:
         if min(self.gpus, self.ranks, self.threads) < 0:
             raise ValueError("gpus, ranks and threads must be 0 or more")
-        check_ranks("ranks", self.ranks, self.gpus)
+        check_rank_per_gpu("ranks", self.ranks, self.gpus)
 
     @property
     def processes(self) -> int:

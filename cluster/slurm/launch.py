@@ -12,15 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster.checks import (
-    check_folder,
-    check_outputs,
-    check_printable,
-    check_programs,
-    check_ranks,
-    check_reads,
-    writing,
-)
+from cluster import checks
 from cluster.paths import current_folder, fingerprint, whole
 from cluster.programs import NAMES, Name, Program, pretraining_of
 from cluster.slurm.partitions import check_fit, read_partitions
@@ -60,7 +52,7 @@ def launch(programs: Sequence[Program], settings: SlurmSettings, folder: Path, d
     """
     settings = replace(settings, container=_with_whole_paths(settings.container))
     check(programs, settings, folder, dry_run)
-    with writing("choose another --output"):
+    with checks.writing("choose another --output"):
         file = write(programs, settings, folder, take_snapshot(folder, pretraining_of(programs)))
     command = ["bash" if file.suffix == ".sh" else "sbatch", str(file)]
     if not dry_run:
@@ -91,13 +83,13 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
     Raises:
         ConfigError: it says what and what to do.
     """
-    check_programs(programs, settings.eval.array, settings.preprocess.cpus_per_task)
-    check_reads(programs)
-    check_ranks(programs, settings.pretrain.ranks, "slurm.pretrain.nodes and slurm.pretrain.gpus_per_node")
-    check_outputs(programs)
+    checks.check_programs(programs, settings.eval.array, settings.preprocess.cpus_per_task)
+    checks.check_reads(programs)
+    checks.check_ranks(programs, settings.pretrain.ranks, "slurm.pretrain.nodes and slurm.pretrain.gpus_per_node")
+    checks.check_outputs(programs)
     paths = [current_folder(), *(path for program in programs for path in program.paths), folder]
-    check_printable(paths)
-    check_folder(folder)
+    checks.check_printable(paths)
+    checks.check_folder(folder)
     for path in paths:
         if "\\" in str(path):
             raise ConfigError(f"{path}: sbatch drops backslashes from the names of logs; take a name without")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from cluster.places import Text, check_environment, check_ranks, is_utf8
+from cluster.places import Text, check_environment, check_rank_per_gpu, is_utf8
 
 # sbatch's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and with seconds.
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
@@ -125,7 +125,7 @@ class PretrainJob(Job):
         super().__post_init__()
         if self.nodes <= 0 or self.tasks_per_node < 0:
             raise ValueError("nodes must be positive, tasks_per_node 0 or more")
-        check_ranks("tasks_per_node", self.tasks_per_node, self.gpus_per_node)
+        check_rank_per_gpu("tasks_per_node", self.tasks_per_node, self.gpus_per_node)
 
     @property
     def ranks_per_node(self) -> int:
