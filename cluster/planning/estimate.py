@@ -117,7 +117,7 @@ def _hours_in_buckets(
     if cluster.gpus == 1 or not sharding.hides_reduction or sharding.bucket < parameter_count(recipe.model):
         return None
     smaller = replace(cluster, sharding=replace(sharding, bucket=BUCKET))
-    return sum(phase.hours for phase in plan_phases(recipe, smaller, assumptions, micro_batches))
+    return _hours(recipe, smaller, assumptions, micro_batches)
 
 
 def check_shares(recipe: Recipe, gpus: int) -> None:
