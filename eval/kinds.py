@@ -31,7 +31,10 @@ from eval.squad_metrics import korquad, squad_v1, squad_v2
 from trainer.hugging_face import Export
 from trainer.model import BertConfig
 
-PREDICTIONS, _CONFUSION = "predictions.tsv", "confusion.tsv"  # of tasks of texts and of choices
+# Files of predictions: of texts and of choices, of questions, and of tags.
+PREDICTIONS, _CONFUSION = "predictions.tsv", "confusion.tsv"
+ANSWERS, _N_BEST, _ODDS = "predictions.json", "nbest.json", "null_odds.json"
+TAGS = "predictions.txt"
 
 
 @dataclass(frozen=True)
@@ -233,7 +236,7 @@ class Questions(Kind):
             what a model is made of.
     """
 
-    files = ("predictions.json", "nbest.json", "null_odds.json")
+    files = (ANSWERS, _N_BEST, _ODDS)
     published_as = "ForQuestionAnswering"
 
     version: Literal["v1.1", "v2.0", "korquad"]
@@ -265,15 +268,15 @@ class Questions(Kind):
         are_given = all(example.answers is not None for example in examples)
         answers = {key: of_it.text for key, of_it in found.items()}
         may_be_nothing = self.version == "v2.0"
-        files = {"nbest.json": _json({key: squad.n_best(of_it, may_be_nothing) for key, of_it in found.items()})}
+        files = {_N_BEST: _json({key: squad.n_best(of_it, may_be_nothing) for key, of_it in found.items()})}
         details: dict[str, Any] = {}
         if may_be_nothing:
             threshold = squad.tune_threshold(found, references) if self.threshold is None else self.threshold
             answers = {key: "" if of_it.odds > threshold else of_it.text for key, of_it in found.items()}
-            files["null_odds.json"] = _json({key: of_it.odds for key, of_it in found.items()})
+            files[_ODDS] = _json({key: of_it.odds for key, of_it in found.items()})
             details["null_threshold"] = threshold
         metrics = self._score(answers, references) if are_given else {}
-        return Outcome(metrics, {"predictions.json": _json(answers), **files}, details=details)
+        return Outcome(metrics, {ANSWERS: _json(answers), **files}, details=details)
 
     def _score(self, answers: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
         if self.version != "v2.0":
@@ -296,7 +299,7 @@ class Tags(Kind):
         context: whether a sentence is read within its document.
     """
 
-    files = ("predictions.txt",)
+    files = (TAGS,)
     published_as = "ForTokenClassification"
 
     types: tuple[str, ...] = ENTITY_TYPES
@@ -332,7 +335,7 @@ def judge_tags(examples: Sequence[TaggedSentence], predicted: Sequence[Sequence[
         "".join(f"{' '.join(columns)}\n" for columns in zip(sentence.words, of_gold, of_ours, strict=True))
         for sentence, of_gold, of_ours in zip(examples, gold, predicted, strict=True)
     ]
-    return Outcome(entity_f1(gold, predicted), {"predictions.txt": "\n".join(blocks)})
+    return Outcome(entity_f1(gold, predicted), {TAGS: "\n".join(blocks)})
 
 
 def _labelled(

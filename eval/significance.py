@@ -24,7 +24,7 @@ from preprocessing.status import is_file
 with needs("eval"):
     from eval.errors import UsageError
     from eval.features import FeatureTags
-    from eval.kinds import PREDICTIONS, Choices, Kind, Questions, Tags, Texts, read_predictions
+    from eval.kinds import ANSWERS, PREDICTIONS, TAGS, Choices, Kind, Questions, Tags, Texts, read_predictions
     from eval.metrics import entity_counts, read_answers
     from eval.options import split_words
     from eval.paired import Difference, Pairs, compare, holm, of_counts, of_labels, of_scores, welch
@@ -307,7 +307,7 @@ def _answer_scores(
     evaluation: Evaluation, kind: Questions, part: str, examples: Sequence[QuestionExample]
 ) -> list[dict[str, float]]:
     """Those of each question, by the official rules."""
-    answers = evaluation.predictions(part, "predictions.json", read_answers)
+    answers = evaluation.predictions(part, ANSWERS, read_answers)
     if answers.keys() != {example.id for example in examples}:
         raise _foreign(evaluation, part)
     score = _SCORERS[kind.version]
@@ -316,7 +316,7 @@ def _answer_scores(
 
 def _entities(evaluation: Evaluation, part: str, examples: Sequence[TaggedSentence]) -> list[tuple[int, int, int]]:
     """See entity_counts, of each sentence."""
-    sentences = evaluation.predictions(part, "predictions.txt", _read_tags)
+    sentences = evaluation.predictions(part, TAGS, _read_tags)
     gold = [list(zip(e.words, convert_tags(e.tags), strict=True)) for e in examples]
     if [[columns[:2] for columns in sentence] for sentence in sentences] != gold:
         raise _foreign(evaluation, part)
