@@ -125,11 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     folders, wanted = arguments.evaluations, arguments.tasks
     try:
-        of_a, of_b = map(read_learned, folders)
+        learned = of_a, of_b = [read_learned(folder) for folder in folders]
         own = [name for name in of_a if name in of_b and name not in FINE_TUNED]
-        tasks = _tasks(wanted, own)
-        a, b = (evaluations_of(*of, tasks) for of in zip(folders, (of_a, of_b), strict=True))
-        pairs = pair_up(a, b, folders, own if wanted is None else None)
+        pairs = pair_up(folders, learned, _tasks(wanted, own), own if wanted is None else None)
         rows = [row for pair in pairs for row in compare_task(*pair, arguments)]
     except (UsageError, OSError, UnavailableError) as error:
         tell_error(error)
@@ -183,46 +181,38 @@ def read_learned(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def evaluations_of(
-    folder: Path, learned: Mapping[str, Mapping[str, Any]], tasks: Sequence[FineTuned]
-) -> dict[str, Evaluation | None]:
-    """What a folder holds of each of the tasks, by their names; None of one that was not evaluated there.
-
-    Args:
-        folder: with the results.
-        learned: what read_learned found there.
-        tasks: to look for.
-    """
-    return {task.name: Evaluation(folder, task, learned[task.name]) if task.name in learned else None for task in tasks}
-
-
 def pair_up(
-    a: Mapping[str, Evaluation | None],
-    b: Mapping[str, Evaluation | None],
     folders: Sequence[Path],
+    learned: Sequence[Mapping[str, Mapping[str, Any]]],
+    tasks: Sequence[FineTuned],
     left_out: Sequence[str] | None,
 ) -> list[tuple[Evaluation, Evaluation]]:
     """The tasks that two folders have both, on the same examples.
 
     Args:
-        a: of the first.
-        b: of the second, of the same tasks.
-        folders: their places.
+        folders: of the first and of the second model.
+        learned: what read_learned found in either.
+        tasks: to look for.
         left_out: tasks of the user's own that both have beside these; None where all of these are wanted, so that a
             folder that lacks one is refused.
 
     Raises:
         UsageError: there are none, one lacks a task that is wanted, their examples differ, or they are one folder.
     """
-    if os.path.realpath(folders[0]) == os.path.realpath(folders[1]):
-        raise UsageError(f"{folders[0]}: twice the same evaluation; give two")
-    for folder, found in zip(folders, (a, b), strict=True):
-        if left_out is None and (lacking := [name for name, evaluation in found.items() if evaluation is None]):
+    (first, second), (of_a, of_b) = folders, learned
+    if os.path.realpath(first) == os.path.realpath(second):
+        raise UsageError(f"{first}: twice the same evaluation; give two")
+    for folder, found in ((first, of_a), (second, of_b)):
+        if left_out is None and (lacking := [task.name for task in tasks if task.name not in found]):
             raise UsageError(f"{folder}: {lacking[0]} was not evaluated there")
-    pairs = [(ours, theirs) for ours, theirs in zip(a.values(), b.values(), strict=True) if ours and theirs]
+    pairs = [
+        (Evaluation(first, task, of_a[task.name]), Evaluation(second, task, of_b[task.name]))
+        for task in tasks
+        if task.name in of_a and task.name in of_b
+    ]
     if not pairs:
         but = f" but {', '.join(left_out)}, of your own; {_by_file(left_out)}" if left_out else ""
-        raise UsageError(f"{folders[0]} and {folders[1]} have no task in common that a model learns{but}")
+        raise UsageError(f"{first} and {second} have no task in common that a model learns{but}")
     for pair in pairs:
         _check_alike(*pair)
     return pairs
