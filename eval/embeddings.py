@@ -20,7 +20,7 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
 from eval.errors import UsageError
-from eval.pretrained import Pretrained, device_of, pack
+from eval.pretrained import Pretrained, check_lengths, device_of, pack
 from preprocessing.tokenization import encode_sentences
 from trainer.files import write_atomically
 from trainer.packing import PackedTokens
@@ -125,12 +125,7 @@ def embed(
     config = pretrained.model.config
     _check(config.num_hidden_layers, layer, pooling, terms)
     encodings = pretrained.tokenizer.encode_batch(list(texts))
-    for i, encoding in enumerate(encodings):
-        if len(encoding.ids) > config.max_position_embeddings:
-            raise UsageError(
-                f"text {i + 1} has {len(encoding.ids)} tokens, but the model "
-                f"{config.max_position_embeddings} positions; shorten it"
-            )
+    check_lengths(pretrained.model, encodings)
     # Texts of about one length together: a batch costs as much as its longest.
     order = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
     embedded = np.empty((len(encodings), config.hidden_size), dtype=np.float32)

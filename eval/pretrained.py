@@ -59,6 +59,18 @@ def check_finite(*computed: Tensor) -> None:
         raise UsageError("the model computes NaN or infinity, for its weights are too large; take another export")
 
 
+def check_lengths(model: BertForPreTraining, encodings: Sequence[Encoding]) -> None:
+    """See that encoded texts are not longer than a model reads.
+
+    Raises:
+        UsageError: one is.
+    """
+    positions = model.config.max_position_embeddings
+    for i, encoding in enumerate(encodings, start=1):
+        if len(encoding) > positions:
+            raise UsageError(f"text {i} has {len(encoding)} tokens, but the model {positions} positions; shorten it")
+
+
 def pack(encodings: Sequence[Encoding], device: torch.device | None = None) -> PackedTokens:
     """Encoded texts end to end, on a device; each has [CLS] and [SEP], so none is empty."""
     tokens = PackedTokens.from_sequences([e.ids for e in encodings], [e.type_ids for e in encodings])

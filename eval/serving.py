@@ -19,7 +19,7 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 from eval.embeddings import Pooling, TermStatistics, embed, load_terms
 from eval.encoding import mask_places
 from eval.errors import UsageError
-from eval.pretrained import Pretrained, load_pretrained
+from eval.pretrained import Pretrained, check_lengths, load_pretrained
 from eval.probe import fill_masks
 from preprocessing.tokenization import MASK
 
@@ -92,15 +92,13 @@ def _answer(
 
 
 def _fill(pretrained: Pretrained, texts: Sequence[str], top: int) -> list[list[list[dict[str, Any]]]]:
-    positions = pretrained.model.config.max_position_embeddings
     if top < 1:
         raise UsageError(f"top is {top}; give a number of tokens of 1 or more")
-    for i, text in enumerate(texts, start=1):
-        encoding = pretrained.tokenizer.encode(text)
+    encodings = pretrained.tokenizer.encode_batch(list(texts))
+    for i, encoding in enumerate(encodings, start=1):
         if not mask_places(pretrained.tokenizer, encoding):
             raise UsageError(f"text {i} has no {MASK}; write it where a word is to be guessed")
-        if len(encoding) > positions:
-            raise UsageError(f"text {i} has {len(encoding)} tokens, but the model {positions} positions; shorten it")
+    check_lengths(pretrained.model, encodings)
     filled = fill_masks(pretrained.model, pretrained.tokenizer, texts, top)
     return [dataclasses.asdict(sentence)["masks"] for sentence in filled]
 
