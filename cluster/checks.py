@@ -169,12 +169,7 @@ def check_programs(programs: Sequence[Program], processes: int, cores: int | Non
 
 
 def check_ranks(programs: Sequence[Program], ranks: int, set_by: str) -> None:
-    """See that so many ranks can train the recipe.
-
-    Args:
-        programs: of the job.
-        ranks: that train.
-        set_by: the settings that say how many.
+    """See that so many ranks, which the settings ``set_by`` say, can train the recipe.
 
     Raises:
         ConfigError: they can't divide a global batch, or DeepSpeed's configuration contradicts the recipe.

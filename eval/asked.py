@@ -41,11 +41,7 @@ class Asked:
     """What is asked of every export."""
 
     def __init__(self, arguments: argparse.Namespace, tasks: Sequence[Task]) -> None:
-        """Read what it is about.
-
-        Args:
-            arguments: of eval.run.
-            tasks: all of them.
+        """Read what it is about; the arguments are eval.run's.
 
         Raises:
             UsageError: a data set or the sentences can't be read.

@@ -108,9 +108,7 @@ def exports_of(evaluations: Iterable[Evaluated]) -> list[MeasuredExport]:
 
 
 def _measured(
-    export: Evaluated,
-    counting: Mapping[str, Evaluated],
-    most: Mapping[tuple[str, str, str], int],
+    export: Evaluated, counting: Mapping[str, Evaluated], most: Mapping[tuple[str, str, str], int]
 ) -> MeasuredExport:
     limits = {task: evaluated.limit(task) for task, evaluated in counting.items()}
     fewer = {

@@ -133,12 +133,7 @@ def read_evaluations(files: Iterable[Path], others: Iterable[Path] = ()) -> list
 
 
 def _as_trained(results: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Results without what the model never learned, and with what it learned instead, which older ones don't say.
-
-    Args:
-        results: of an export.
-        settings: of its run, see settings_of.
-    """
+    """Results without what the model never learned, and with what it learned instead, which older ones don't say."""
     tasks = dict(results["tasks"])
     if "mlm" in tasks and predicts_next_words(settings):
         tasks["mlm"] = {**tasks["mlm"], "details": {**tasks["mlm"]["details"], "instead": NEXT_WORDS}}
@@ -148,15 +143,11 @@ def _as_trained(results: dict[str, Any], settings: Mapping[str, Any]) -> dict[st
 
 
 def run_directory(checkpoint: Mapping[str, Any], file: Path) -> Path:
-    """The run that an evaluation is of, wherever it lies now, resolved; the export where another program wrote it.
+    """The run that a results.json is of, wherever it lies now, resolved; the export where another program wrote it.
 
     It is the run among whose evaluations the results lie, or in which the export does: another one may have been begun
     under its old name, which is what the export's lineage has. Where that one is gone, it is the run that the results
     lie in elsewhere.
-
-    Args:
-        checkpoint: of results.
-        file: the results.json.
     """
     export, trained_in, file = Path(checkpoint["path"]), checkpoint["lineage"].get("run"), file.resolve()
     if trained_in and file.parent.parent.name == EVALUATIONS and is_file(RunDirectory(file.parents[2]).config):
@@ -201,10 +192,7 @@ def _present_weights(group: Sequence[Evaluated]) -> str:
 def on_each_data(evaluations: Iterable[Evaluated]) -> Iterator[dict[str, Evaluated]]:
     """Task -> the evaluation whose figures count; and then, of tasks measured on other data too, that on each of these.
 
-    That without a limit counts, or that of the highest, over the most samples, the newest.
-
-    Args:
-        evaluations: of one export.
+    Of those of one export, that without a limit counts, or that of the highest, over the most samples, the newest.
     """
     by_task = _ranked(evaluations)
     for i in range(max(map(len, by_task.values()), default=1)):

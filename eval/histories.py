@@ -56,10 +56,7 @@ class History:
 
 
 def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
-    """Read the metrics of runs.
-
-    Args:
-        paths: of run directories; among them may be what else lies in a folder of runs.
+    """Read the metrics of run directories, among which may be what else lies in a folder of runs.
 
     Returns:
         The runs that have begun to train, at least one; and the other paths.

@@ -184,12 +184,7 @@ def _check_settings(path: Path, tokenizer: Tokenizer) -> None:
 
 
 def check_heads(checkpoint: Checkpoint, task: str, heads: tuple[str, ...]) -> None:
-    """See that the heads that a task uses were trained.
-
-    Args:
-        checkpoint: the export.
-        task: its name.
-        heads: prefixes of parameters.
+    """See that the heads that a task uses, by the prefixes of their parameters, were trained.
 
     Raises:
         UsageError: one was not.

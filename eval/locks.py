@@ -17,11 +17,7 @@ _log = logging.getLogger("eval")
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock; waits while another process holds it.
-
-    Args:
-        path: a file for it, which is left there.
-    """
+    """Hold a lock by a file, which is left there; waits while another process holds it."""
     with lock_file(path) as file:
         _warn(try_lock(file.fileno(), wait=True), path)
         yield
@@ -41,11 +37,7 @@ def claimed(path: Path) -> Iterator[int | None]:
 
 @contextlib.contextmanager
 def shared(path: Path) -> Iterator[int]:
-    """Hold a lock together with others; gives the descriptor that holds it, see ``is_last``.
-
-    Args:
-        path: a file for it, which is left there.
-    """
+    """Hold a lock together with others; gives the descriptor that holds it, see ``is_last``."""
     with lock_file(path) as file:
         _warn(try_lock(file.fileno(), shared=True, wait=True), path)
         yield file.fileno()

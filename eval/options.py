@@ -30,12 +30,7 @@ T = TypeVar("T", int, float)
 
 
 def parse(argv: Sequence[str], program: str = "python -m eval.run") -> argparse.Namespace:
-    """Read the words of the command, links of the export resolved; a mistake ends the program with exit code 2.
-
-    Args:
-        argv: the words.
-        program: that is told to have made a mistake.
-    """
+    """Read the words of the command, links of the export resolved; a mistake ends the program with exit code 2."""
     parser = _parser(program)
     arguments = parser.parse_args(argv)
     # Once: a link such as exports/latest may lead to another export before the end.

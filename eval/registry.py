@@ -182,11 +182,7 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
 def _with_source(store: Store, tags: dict[str, str]) -> Store:
     """The store with the run of the export's evaluation in the place of the training run, where MLflow has one.
 
-    Of several it is the newest that has the figure; where none has, the newest.
-
-    Args:
-        store: of the training run.
-        tags: of a choice.
+    Of several it is the newest that has the figure of a choice's tags; where none has, the newest.
     """
     if store.parent is None:
         return store

@@ -212,12 +212,7 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
 
 
 def tags_of(checkpoint: Mapping[str, Any], **more: Any) -> dict[str, str]:
-    """Tags for MLflow: which weights something is of, and what they were trained on; what isn't known is left out.
-
-    Args:
-        checkpoint: of results.
-        more: further tags.
-    """
+    """Tags for MLflow: which weights something is of, what they were trained on, and more; without what isn't known."""
     lineage = checkpoint["lineage"]
     tags = {
         "step": lineage.get("step"),

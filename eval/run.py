@@ -211,11 +211,7 @@ def _is_collected(arguments: argparse.Namespace, plan: Plan) -> bool:
 def collect(arguments: argparse.Namespace, plan: Plan, failed: dict[str, str], began: float) -> None:
     """Evaluate what needs no training, gather what the grids found, write it all down and show it.
 
-    Args:
-        arguments: of the command.
-        plan: what was to be done.
-        failed: tasks that are known to have failed, and why; those that fail now are added.
-        began: reading of the clock when the work began.
+    To ``failed``, tasks and why, those are added that fail now; the work ``began`` at this reading of the clock.
     """
     output, bench, learns = arguments.output, plan.bench, bool(plan.experiments)
     before = read_results_of(output / RESULTS, bench.checkpoint.weights_blake2b)

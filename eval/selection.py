@@ -36,13 +36,7 @@ def restarts(results: Sequence[dict[str, Any]], best: Mapping[str, Any]) -> list
 
 
 def conclude(task: FineTuned, parts: Parts, results: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> Result:
-    """What a task found.
-
-    Args:
-        task: that was learned.
-        parts: its examples.
-        results: of all points.
-        about: what else is worth keeping.
+    """What a task found by the results of all its points; ``about`` is what else is worth keeping.
 
     Raises:
         UsageError: all points diverged.

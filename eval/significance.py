@@ -234,12 +234,7 @@ def _check_alike(a: Evaluation, b: Evaluation) -> None:
 
 
 def compare_task(a: Evaluation, b: Evaluation, arguments: argparse.Namespace) -> list[Row]:
-    """A row for each metric of each development set.
-
-    Args:
-        a: of the first model.
-        b: of the second, on the same examples.
-        arguments: of the command.
+    """A row for each metric of each development set, of two models on the same examples.
 
     Raises:
         UsageError: predictions are missing, damaged, or not of these examples.

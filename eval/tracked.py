@@ -37,12 +37,7 @@ def track(file: Path, results: dict[str, Any]) -> str | None:
 
 
 def tracked_run(checkpoint: Mapping[str, Any], file: Path) -> Path:
-    """The run that an evaluation belongs to in MLflow: of a task's model, that of the pretrained one behind it.
-
-    Args:
-        checkpoint: of results.
-        file: the results.json.
-    """
+    """The run that a results.json belongs to in MLflow: of a task's model, that of the pretrained one behind it."""
     while learned_from := checkpoint["lineage"].get("pretrained"):
         checkpoint = learned_from
     return run_directory(checkpoint, file)

@@ -81,12 +81,6 @@ def _prepare_volume(
 ) -> Path:
     """Check outputs on a volume that is seen here, and make there what Pods are to find; returns the code's snapshot.
 
-    Args:
-        programs: of the job.
-        settings: of the cluster.
-        folder: of the job.
-        written: folders that Pods write into.
-
     Raises:
         ConfigError: something is in the way, or can't be made.
     """

@@ -29,10 +29,7 @@ GROUPS = {
 
 
 def select(names: Sequence[str]) -> list[Task]:
-    """The tasks of some names, groups resolved, each once and in the order of their first mention.
-
-    Args:
-        names: of tasks and groups, and files that describe tasks.
+    """The tasks that names of tasks and groups, and files that describe one, stand for, each once, by first mention.
 
     Raises:
         UsageError: an unknown name, or none; a file that describes no task, or one whose name is taken.

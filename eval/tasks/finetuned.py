@@ -59,10 +59,7 @@ class FineTuned:
     settle: Settle = _as_it_is
 
     def on(self, data: Path | None) -> FineTuned:
-        """The task with what its files decide.
-
-        Args:
-            data: folder of the files; None for the hub.
+        """The task with what its files in the folder ``data`` decide, which is None for the hub.
 
         Raises:
             DatasetError: a file that decides it is missing or malformed.
