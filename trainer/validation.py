@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -121,7 +122,8 @@ def warn_of_a_rise(run: RunDirectory, recipe: Recipe) -> None:
     losses don't compare.
     """
     begin = max(begin for begin, _, _ in recipe.phase_ranges() if begin < recipe.last_step)
-    known = [line for line in lines_after(run.validation_metrics, begin) if "mlm_loss" in line]
+    lines = lines_after(run.validation_metrics, begin)
+    known = [line for line in lines if math.isfinite(line.get("mlm_loss", math.nan))]
     lowest = min(known, key=lambda line: line["mlm_loss"], default=None)
     if lowest is None or known[-1]["mlm_loss"] <= lowest["mlm_loss"] + _RISE:
         return

@@ -1,5 +1,6 @@
 """What a session puts together; tests/trainer/test_pretrain.py trains with it."""
 
+import math
 import multiprocessing
 import time
 from types import SimpleNamespace
@@ -231,6 +232,8 @@ def test_rates_are_of_the_time_that_a_step_waits_and_computes():
     ([3.0, 2.0, 2.5], [], ""),
     ([3.0, 2.0, 2.009], [10, 12], None),
     ([3.0, 2.5, 2.0], [10, 12], None),
+    ([3.0, 2.0, math.nan], [10, 12], None),
+    ([math.nan, 2.0, 2.5], [], ""),
     ([], [10, 12], None),
 ])  # fmt: skip
 def test_a_held_out_loss_that_was_lower_before_the_end_is_told_with_the_export_of_then(
