@@ -216,7 +216,7 @@ def _old_ending(pretraining: Program) -> Path | None:
     That the run is done stays true unless it is to be longer now: where nothing is left to do no Pod may say it again.
 
     Raises:
-        ConfigError: the run's checkpoints are not in order.
+        ConfigError: the run's outcome or checkpoints can't be read, or these are not in order.
     """
     run, recipe = RunDirectory(pretraining.output), pretraining.recipe
     assert recipe
@@ -224,6 +224,9 @@ def _old_ending(pretraining: Program) -> Path | None:
         is_old = run.ending == "failed" or (run.ending == "done" and run.step < recipe.last_step)
     except CheckpointError as error:
         raise ConfigError(f"{pretraining.name}: {error}") from error
+    except OSError as error:
+        told = f"{pretraining.name}: {error.filename or run.path}: can't be read ({error.strerror})"
+        raise ConfigError(f"{told}; mend that and launch again") from error
     return run.outcome_file if is_old else None
 
 

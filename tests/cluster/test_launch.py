@@ -1251,6 +1251,21 @@ def test_on_kubernetes_what_begins_a_failed_run_anew_takes_its_ending_away(here,
     assert run.ending == "failed"
 
 
+@pytest.mark.parametrize(("is_folder", "code"), [(False, 1), (True, 2)])
+def test_on_kubernetes_an_old_ending_that_can_not_be_read_is_told(here, pods, monkeypatch, capsys, is_folder, code):
+    run = RunDirectory(here / "runs" / "tiny")
+    run.path.mkdir(parents=True)
+    shutil.copyfile(here / "tiny.toml", run.config)
+    if is_folder:
+        run.outcome_file.mkdir()
+    else:
+        fail_at(monkeypatch, run.outcome_file)
+    assert pretrain_on_kubernetes(here) == code
+    reason = os.strerror(errno.EISDIR) if is_folder else REASON
+    told = f"error: pretrain: {run.outcome_file}: can't be read ({reason}); mend that and launch again\n"
+    assert capsys.readouterr().err.endswith(told)
+
+
 def test_what_a_site_s_sbatch_says_may_be_in_another_encoding(here, slurm, capsys):
     slurm.stand_in("sbatch", "sys.stdout.buffer.write(b'Ihr Projekt l\\xe4uft ab\\n41\\n')")
     assert launch() == 0
