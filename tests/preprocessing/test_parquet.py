@@ -128,10 +128,18 @@ def test_a_large_text_that_many_rows_have_is_in_memory_a_few_times() -> None:
         assert most < 60_000_000
 
 
-def test_texts_may_be_strings_of_any_kind_or_a_dictionarys() -> None:
-    for kind in (pa.large_string(), pa.string_view()):
-        other = WIKIPEDIA.set_column(3, "text", WIKIPEDIA["text"].cast(kind))
-        assert documents(parquet(other)) == documents(parquet(WIKIPEDIA))
+@pytest.mark.parametrize("kind", [
+    pa.large_string(),
+    pytest.param(pa.string_view(), marks=pytest.mark.skipif(
+        int(pa.__version__.partition(".")[0]) < 21, reason="this pyarrow writes no such columns"
+    )),
+])  # fmt: skip
+def test_texts_may_be_strings_of_any_kind(kind: pa.DataType) -> None:
+    other = WIKIPEDIA.set_column(3, "text", WIKIPEDIA["text"].cast(kind))
+    assert documents(parquet(other)) == documents(parquet(WIKIPEDIA))
+
+
+def test_texts_may_be_a_dictionarys() -> None:
     table = WIKIPEDIA.set_column(3, "text", WIKIPEDIA["text"].dictionary_encode())
     data = parquet(table.set_column(2, "title", table["title"].dictionary_encode()))
     assert pa.types.is_dictionary(pq.ParquetFile(io.BytesIO(data)).schema_arrow.field("text").type)
