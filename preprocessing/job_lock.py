@@ -61,16 +61,20 @@ def _lock(path: Path, note: Callable[[str], None]) -> ExitStack:
     """The open file, which holds the lock if it can; an earlier job gets time to end, or NFS to see that its node has.
 
     Raises:
-        JobFailedError: another job holds it.
+        JobFailedError: another job holds it, or did when the storage began to fail.
         OSError: it can't be opened.
     """
-    output = path.parent.parent
+    output, waited_for = path.parent.parent, list[str]()
 
     def in_use(who: str) -> str:
         return f"{output}: another job is at work there, {who}; "
 
     def wait(who: str) -> None:
+        waited_for.append(who)
         note(f"{in_use(who)}waiting up to {PATIENCE:.0f} s for it to end")
+
+    def refused(who: str) -> JobFailedError:
+        return JobFailedError(f"{in_use(who)}end that job, or choose another --output")
 
     while True:
         with ExitStack() as opened:
@@ -79,10 +83,12 @@ def _lock(path: Path, note: Callable[[str], None]) -> ExitStack:
                 held = wait_and_lock(file, PATIENCE, wait)
                 is_there = held is not False and _is_open_at(path, file.fileno())
             except OSError as error:
+                if waited_for:  # and nobody can tell whether that has ended
+                    raise refused(waited_for[-1]) from error
                 note(_without(output, error))
                 return opened.pop_all()
             if held is False:
-                raise JobFailedError(f"{in_use(holder(file))}end that job, or choose another --output")
+                raise refused(holder(file))
             if held is None:
                 note(f"{output}: the file system has no locks; make sure that no other job works there")
             if is_there:

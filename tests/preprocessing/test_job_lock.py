@@ -4,8 +4,10 @@ import contextlib
 import errno
 import fcntl
 import io
+import itertools
 import multiprocessing
 import os
+import re
 import socket
 import threading
 from pathlib import Path
@@ -109,6 +111,28 @@ def test_a_lock_that_can_not_be_taken_is_a_note_and_leaves_nothing(
     told = f"can't be locked ({os.strerror(number)}); make sure that no other job works there"
     assert notes == [f"{tmp_path}/out: {told}"]
     context.__exit__(None, None, None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_job_that_was_at_work_when_the_storage_began_to_fail_is_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be at work still, and write among the files of the second one."""
+    really_lock, tries = fcntl.flock, itertools.count(1)
+
+    def fail_later(descriptor: int, operation: int) -> None:
+        if next(tries) > 1:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        really_lock(descriptor, operation)
+
+    notes: list[str] = []
+    monkeypatch.setattr(locks, "_INTERVAL", 0.0)
+    with alone(str(tmp_path / "out"), pytest.fail):
+        monkeypatch.setattr(fcntl, "flock", fail_later)
+        said = f"{tmp_path}/out: another job is at work there, process {os.getpid()} on {socket.gethostname()}; "
+        with pytest.raises(JobFailedError, match=f"^{re.escape(said)}end that job, or choose another --output$"):
+            alone(str(tmp_path / "out"), notes.append).__enter__()
+    assert notes == [f"{said}waiting up to 90 s for it to end"]
     assert not (tmp_path / "out").exists()
 
 
