@@ -63,6 +63,15 @@ def test_who_is_waited_for_is_told_once_and_the_next_one_is_named(tmp_path):
         assert holder(other) == me
 
 
+def test_what_stands_in_a_lock_s_file_need_not_be_text(tmp_path):
+    """As where it was a file of somebody else's, or a crash has left any bytes there."""
+    (tmp_path / "lock").write_bytes(b"caf\xe9\n")
+    with lock_file(tmp_path / "lock") as one, lock_file(tmp_path / "lock") as other:
+        assert holder(one) == "caf\ufffd"
+        assert wait_and_lock(one, 0, print) is True
+        assert holder(other) == f"process {os.getpid()} on {socket.gethostname()}"
+
+
 def test_what_is_told_only_where_the_file_is_closed_is_no_error_and_the_lock_has_ended(tmp_path, monkeypatch):
     class Told(io.TextIOWrapper):
         def close(self):
@@ -72,9 +81,9 @@ def test_what_is_told_only_where_the_file_is_closed_is_no_error_and_the_lock_has
     really_open = Path.open
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", lambda path, *_, **__: Told(really_open(path, "ab+")))
-        with lock_file(tmp_path / "lock") as file:
-            assert wait_and_lock(file, 0, print) is True
-    with lock_file(tmp_path / "lock") as file:
-        assert try_lock(file.fileno()) is True
+        with lock_file(tmp_path / "lock") as one:
+            assert wait_and_lock(one, 0, print) is True
+    with lock_file(tmp_path / "lock") as other:  # though somebody still has the one
+        assert try_lock(other.fileno()) is True
     with pytest.raises(OSError, match="Input/output"):
         Told(really_open(tmp_path / "lock", "ab+")).close()

@@ -77,6 +77,27 @@ def test_which_failures_of_storage_may_pass_by_themselves(error: Exception | Non
     assert comes_of_passing(error) is passes
 
 
+FULL = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG]
+REFUSED = [errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.EINVAL]  # beside those of no file
+PASSING = [
+    *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNREFUSED),
+    *(errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+]  # fmt: skip
+OTHERS = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBUSY]
+
+
+@pytest.mark.parametrize("number", [*FULL, *REFUSED, *PASSING, *OTHERS], ids=errno.errorcode.__getitem__)
+def test_no_error_is_of_two_kinds_and_only_those_that_pass_have_another_exit_code(number: int) -> None:
+    error = OSError(number, os.strerror(number))
+    assert (is_full(error), is_refused(error), is_passing(error)) == (
+        number in FULL,
+        number in REFUSED,
+        number in PASSING,
+    )
+    assert exit_code(error) == (1 if number in PASSING else 2)
+    assert not is_no_file(error)
+
+
 def raise_in_turn(*errors: Exception) -> Exception:
     """The last one, raised from the one before, and so on."""
     for cause, error in itertools.pairwise(errors):
