@@ -81,7 +81,7 @@ def _lock(path: Path, note: Callable[[str], None]) -> ExitStack:
             file = _open(path, opened)
             try:
                 held = wait_and_lock(file, PATIENCE, wait)
-                is_there = held is not False and _is_open_at(path, file.fileno())
+                is_there = _is_open_at(path, file.fileno())
             except OSError as error:
                 if waited_for:  # and nobody can tell whether that has ended
                     raise refused(waited_for[-1]) from error

@@ -114,6 +114,18 @@ def test_a_lock_that_can_not_be_taken_is_a_note_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_where_a_file_system_has_no_locks_that_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    notes: list[str] = []
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with alone(str(tmp_path / "out"), notes.append):
+        assert (tmp_path / "out" / ".work" / "lock").exists()
+    assert notes == [f"{tmp_path}/out: the file system has no locks; make sure that no other job works there"]
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_job_that_was_at_work_when_the_storage_began_to_fail_is_not_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,17 +148,23 @@ def test_a_job_that_was_at_work_when_the_storage_began_to_fail_is_not_joined(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_lock_whose_file_can_not_be_made_is_a_note_where_the_job_may_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["mkdir", "open"])
+@pytest.mark.parametrize(("number", "is_told"), [(errno.EIO, True), (errno.ENOSPC, False), (errno.EACCES, False)])
+def test_a_lock_whose_file_can_not_be_made_is_a_note_where_the_job_may_work_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, is_told: bool
 ) -> None:
-    def fail(path: Path, **_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    """Where it may not, the job itself says why."""
+
+    def fail(path: Path, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
 
     notes: list[str] = []
-    monkeypatch.setattr(Path, "mkdir", fail)
+    monkeypatch.setattr(Path, call, fail)
     with alone(str(tmp_path / "out"), notes.append):
         pass
-    assert notes == [f"{tmp_path}/out: can't be locked (Input/output error); make sure that no other job works there"]
+    told = f"can't be locked ({os.strerror(number)}); make sure that no other job works there"
+    assert notes == ([f"{tmp_path}/out: {told}"] if is_told else [])
+    assert not (tmp_path / "out").exists()
 
 
 def test_who_holds_a_lock_need_not_be_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

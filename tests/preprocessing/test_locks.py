@@ -63,6 +63,15 @@ def test_who_is_waited_for_is_told_once_and_the_next_one_is_named(tmp_path):
         assert holder(other) == me
 
 
+def test_a_wait_that_nobody_wants_any_more_ends_before_its_patience(tmp_path, monkeypatch):
+    monkeypatch.setattr("preprocessing.locks._INTERVAL", 0.0)
+    wanted = iter([True, True])
+    with lock_file(tmp_path / "lock") as one, lock_file(tmp_path / "lock") as other:
+        assert wait_and_lock(one, 0, print) is True
+        assert wait_and_lock(other, 60, print, stop=lambda: not next(wanted, False)) is False
+        assert next(wanted, None) is None
+
+
 def test_what_stands_in_a_lock_s_file_need_not_be_text(tmp_path):
     """As where it was a file of somebody else's, or a crash has left any bytes there."""
     (tmp_path / "lock").write_bytes(b"caf\xe9\n")
