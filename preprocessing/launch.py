@@ -65,11 +65,10 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[U
         inputs = find_inputs(arguments.inputs, note, options.read, output)
         units = units_of(inputs, options.read)
     except (MissingInputError, StorageError) as error:
-        with contextlib.suppress(OSError):  # of the output: then the inputs' own is all there is to tell
-            if files.exists(files.join(output, MANIFEST)):
-                finished = f"the shards in {output} are finished, and need their inputs no more"
-                raise type(error)(f"{error}; {finished}") from error
-        raise
+        if not _are_finished(output):
+            raise
+        finished = f"the shards in {output} are finished, and need their inputs no more"
+        raise type(error)(f"{error}; {finished}") from error
     job = Job(
         output=output,
         options=options,
@@ -81,6 +80,14 @@ def prepare(arguments: Arguments, output: str) -> tuple[Job, list[Input], list[U
         patience=arguments.patience,
     )
     return job, inputs, units, tokens
+
+
+def _are_finished(output: str) -> bool:
+    """Whether a directory has shards, as far as that can be told."""
+    try:
+        return files.exists(files.join(output, MANIFEST))
+    except (OSError, ValueError):  # the latter of a URL that Beam does not know
+        return False
 
 
 def note(text: str) -> None:

@@ -230,6 +230,12 @@ def test_inputs_that_are_gone_are_told_where_nobody_can_tell_whether_shards_are_
     assert "the shards in" not in said
 
 
+def test_inputs_that_are_gone_are_told_where_beam_does_not_even_know_the_output(make: Maker, tmp_path: Path) -> None:
+    said = make.error("nowhere://out", "--books", tmp_path / "*.txt")
+    assert f"{tmp_path}/*.txt: no input file matches; " in said
+    assert "the shards in" not in said
+
+
 def test_shards_without_their_job_are_replaced_when_asked(make: Maker, books: Path, tmp_path: Path) -> None:
     """As they are where somebody has copied what a training needs."""
     output = tmp_path / "out"
