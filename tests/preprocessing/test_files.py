@@ -52,6 +52,26 @@ def test_a_file_that_goes_while_a_folder_is_looked_at_is_left_out(
     assert names_below(str(tmp_path)) == {"note.json": 2, "shard.json": 2}
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("name", ["", "deep"])
+def test_a_folder_that_can_not_be_looked_into_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, name: str
+) -> None:
+    """A job that is there would be taken for none, and another one begun among its files."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "file").touch()
+    scandir = os.scandir
+
+    def fail(path: str) -> Any:
+        if Path(path) == tmp_path / name:
+            raise OSError(number, os.strerror(number), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        names_below(str(tmp_path))
+
+
 def test_what_is_not_there_is_told_from_what_can_not_be_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

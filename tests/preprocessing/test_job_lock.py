@@ -167,6 +167,22 @@ def test_a_lock_whose_file_can_not_be_made_is_a_note_where_the_job_may_work_and_
     assert not (tmp_path / "out").exists()
 
 
+def test_a_lock_s_file_that_can_not_be_removed_is_no_error_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, **_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        with alone(str(tmp_path / "out"), pytest.fail):
+            pass
+    assert (tmp_path / "out" / ".work" / "lock").exists()
+    with alone(str(tmp_path / "out"), pytest.fail):
+        pass
+    assert not (tmp_path / "out" / ".work").exists()
+
+
 def test_who_holds_a_lock_need_not_be_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second job is refused all the same, and does not take it for a lock that can't be taken."""
 
