@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from preprocessing.globs import expand
+from preprocessing.globs import expand, files_below
 from preprocessing.inputs import find_inputs
 from preprocessing.sources import SourceError, StorageError
+from preprocessing.storage_errors import exit_code
 
 Refused = Callable[..., None]
 
@@ -104,8 +105,32 @@ def test_storage_that_fails_while_inputs_are_looked_for_is_no_mistake(
     """From Python 3.14 on, pathlib's own looks take it for a path that is not there."""
     (tmp_path / "a.txt").write_text("x")
     refused(call, tmp_path, OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path)))
-    with pytest.raises(StorageError, match=r"can't look for input files \(.*Input/output error.*; once it can be read"):
+    with pytest.raises(
+        StorageError, match=r"can't look for input files \(.*Input/output error.*; once it can be read"
+    ) as raised:
         expand(f"{tmp_path}/{pattern}")
+    assert exit_code(raised.value) == 1
+
+
+@pytest.mark.parametrize("call", ["stat", "listdir"])
+def test_storage_that_fails_while_a_folder_is_searched_is_no_mistake(
+    tmp_path: Path, call: str, refused: Refused
+) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    refused(call, tmp_path, OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path)))
+    with pytest.raises(StorageError) as raised:
+        files_below(tmp_path)
+    assert str(raised.value) == (
+        f"{tmp_path}: can't be read (Input/output error); once it can, the same command goes on"
+    )
+    assert exit_code(raised.value) == 1
+
+
+def test_a_folder_that_can_not_be_searched_for_another_reason_is_a_mistake(tmp_path: Path, refused: Refused) -> None:
+    refused("listdir", tmp_path, OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(tmp_path)))
+    with pytest.raises(SourceError, match=r"can't be searched \(.*Invalid argument") as raised:
+        files_below(tmp_path)
+    assert exit_code(raised.value) == 2
 
 
 def test_a_folder_that_is_gone_when_it_is_looked_into_is_none(tmp_path: Path, refused: Refused) -> None:
@@ -114,6 +139,13 @@ def test_a_folder_that_is_gone_when_it_is_looked_into_is_none(tmp_path: Path, re
     refused("listdir", tmp_path / "gone", FileNotFoundError(errno.ENOENT, "gone"))
     for pattern in ("**/*.txt", "**"):
         assert [file.name for file in find_inputs({"books": [f"{tmp_path}/{pattern}"]}, print)] == ["a.txt"]
+
+
+def test_a_file_that_is_gone_when_it_is_looked_at_is_none(tmp_path: Path, refused: Refused) -> None:
+    for name in ("a.txt", "gone.txt"):
+        (tmp_path / name).write_text("x")
+    refused("stat", tmp_path / "gone.txt", FileNotFoundError(errno.ENOENT, "gone"))
+    assert [file.name for file in expand(f"{tmp_path}/*.txt")] == ["a.txt"]
 
 
 def test_globs_match_as_those_of_python_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
