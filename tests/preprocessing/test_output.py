@@ -203,18 +203,21 @@ def test_finished_shards_whose_inputs_are_gone_are_told_to_be_finished(
     assert "the shards in" not in make.error(output, "--books", books / "*.txt")
 
 
+@pytest.mark.parametrize(
+    ("cause", "code"), [(PermissionError(errno.EACCES, "not for you"), 2), (OSError(errno.EIO, "not now"), 1)]
+)
 def test_finished_shards_whose_inputs_can_not_be_opened_are_told_to_be_finished(
-    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: OSError, code: int
 ) -> None:
     output = tmp_path / "out"
     make(output, "--books", books / "*.txt")
 
     def fail(path: str) -> None:
-        raise StorageError(f"{path}: can't be read")
+        raise StorageError(f"{path}: can't be read") from cause
 
     monkeypatch.setattr("preprocessing.inputs.PART_BYTES", 1)
     monkeypatch.setattr("preprocessing.files.open_raw", fail)
-    said = make.error(output, "--books", books / "*.txt")
+    said = make.error(output, "--books", books / "*.txt", code=code)
     assert said.endswith(f": can't be read; the shards in {output} are finished, and need their inputs no more")
 
 
@@ -285,20 +288,21 @@ def test_a_folder_in_the_way_of_a_file_is_told_before_anything_is_removed(
         assert [path for path in sorted(output.rglob("*")) if ".work" not in path.parts] == made
 
 
+@pytest.mark.parametrize(("number", "code"), [(errno.EACCES, 2), (errno.EIO, 1)])
 def test_whether_a_file_is_of_shards_whose_manifest_can_not_be_read_is_not_guessed(
-    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:
     make(tmp_path / "first", "--books", books / "*.txt")
     read_text = files.read_text
 
     def unreadable(path: str) -> str | None:
         if path == f"{tmp_path}/first/manifest.json":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            raise OSError(number, os.strerror(number), path)
         return read_text(path)
 
     monkeypatch.setattr(files, "read_text", unreadable)
-    said = make.error(tmp_path / "second", "--books", tmp_path / "first" / "**")
-    assert f"{tmp_path}/first/manifest.json: can't be read (Permission denied)" in said
+    said = make.error(tmp_path / "second", "--books", tmp_path / "first" / "**", code=code)
+    assert f"{tmp_path}/first/manifest.json: can't be read ({os.strerror(number)}), so it can't be told" in said
 
 
 def test_a_vocabulary_among_what_would_be_removed_is_kept(make: Maker, books: Path, tmp_path: Path) -> None:
