@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from apache_beam.io.filesystems import FileSystems
 
-from preprocessing.files import exists, names_below, read_json, read_text, size, write_text
+from preprocessing.files import begins_with, exists, names_below, read_json, read_text, size, write_text
 from preprocessing.sources import StorageError
+from preprocessing.storage_errors import exit_code
 from tests.preprocessing import memory_filesystem
 
 
@@ -115,3 +118,25 @@ def test_an_input_that_is_gone_is_told_so_wherever_it_lay(tmp_path: Path) -> Non
         assert str(raised.value) == (
             f"{path}: can't be read (No such file or directory); once it can, the same command goes on"
         )
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ESTALE, 1), (errno.EACCES, 2)])
+@pytest.mark.parametrize(
+    ("owner", "call", "look"),
+    [(Path, "stat", size), (FileSystems, "open", partial(begins_with, magic=b"PAR1"))],
+    ids=["size", "content"],
+)
+def test_an_input_that_can_not_be_looked_at_says_whether_that_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int,
+    owner: type, call: str, look: Callable[[str], object],
+) -> None:  # fmt: skip
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    path = f"{tmp_path}/a.txt"
+    Path(path).touch()
+    monkeypatch.setattr(owner, call, fail)
+    with pytest.raises(StorageError) as raised:
+        look(path)
+    assert str(raised.value) == f"{path}: can't be read ({os.strerror(number)}); once it can, the same command goes on"
+    assert exit_code(raised.value) == code
