@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -183,22 +184,53 @@ def test_storage_that_fails_for_a_worker_is_told_before_a_mistake_and_what_was_d
     assert Path(job.path(WorkFile.ERROR, place="a")).exists()
 
 
-def test_storage_where_nothing_can_be_written_or_read_any_more_is_told(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EROFS, errno.ENODEV, errno.ENXIO])
+@pytest.mark.parametrize(
+    "told_of",
+    [
+        lambda number: OSError(number, os.strerror(number), "/out/.work/tmp-12"),
+        lambda number: RuntimeError(f"OSError: [Errno {number}] {os.strerror(number)} [while running 'Build']"),
+    ],
+    ids=["by the system", "in Beam's words"],
+)
+def test_storage_where_nothing_can_be_written_any_more_is_told(
+    job: Job, number: int, told_of: Callable[[int], Exception]
 ) -> None:
-    """A worker can't leave a word there: of what it could not write, its error in Beam's words tells."""
+    """A worker can't leave a word there: of what it could not write, its error tells."""
 
     def build(_pipeline: beam.Pipeline) -> NoReturn:
-        raise RuntimeError("OSError: [Errno 5] Input/output error: '/out/.work/tmp-12' [while running 'Build']")
+        raise told_of(number)
 
-    with pytest.raises(JobFailedError, match=r"out: can't be written or read \(Input/output error\); once it can"):
+    said = f"{job.output}: can't be written or read ({os.strerror(number)}); once it can, the same command goes on"
+    with pytest.raises(JobFailedError, match=f"^{re.escape(said)}$"):
         runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+
+
+def test_storage_where_nothing_can_be_read_any_more_is_told(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(_pipeline: beam.Pipeline) -> NoReturn:
+        raise RuntimeError("what Beam says of it")
 
     def unreadable(folder: str) -> dict[str, int]:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), folder)
 
     monkeypatch.setattr(files, "names_below", unreadable)
     with pytest.raises(JobFailedError, match=r"out: can't be written or read \(Stale file handle\); once it can"):
+        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+
+
+def test_a_mistake_of_the_users_is_told_though_what_was_made_can_not_be_removed(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(_pipeline: beam.Pipeline) -> NoReturn:
+        raise RuntimeError("what Beam says of it")
+
+    def fail(path: str) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    (tmp_path / "out" / "job.json").write_text(json.dumps(describe(job, [])))
+    Path(job.path(WorkFile.ERROR, place="a")).write_text("a.txt: damaged")
+    monkeypatch.setattr(files, "_remove", fail)
+    with pytest.raises(SourceError, match=r"^a\.txt: damaged$"):
         runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
 
 
