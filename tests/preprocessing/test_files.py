@@ -1,4 +1,4 @@
-"""Files of a folder in which others write."""
+"""Files wherever they lie, and those of a folder in which others write."""
 
 from __future__ import annotations
 
@@ -9,10 +9,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from apache_beam.io.filesystems import FileSystems
 
-from preprocessing.files import begins_with, exists, names_below, read_json, read_text, size, write_text
+from preprocessing.files import (
+    begins_with,
+    exists,
+    is_arrow,
+    local_copy,
+    names_below,
+    publish,
+    publish_arrow,
+    read_batch,
+    read_json,
+    read_text,
+    remove,
+    size,
+    write_text,
+)
 from preprocessing.sources import StorageError
 from preprocessing.storage_errors import exit_code
 from tests.preprocessing import memory_filesystem
@@ -109,6 +124,50 @@ def test_a_folder_that_can_not_be_looked_at_is_not_made_again(tmp_path: Path, mo
         write()
     assert (tmp_path / "new" / "file").read_text() == "whole"
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.fixture(params=["here", "far away"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder that is not there, of this machine's file system or of another one."""
+    monkeypatch.setattr(memory_filesystem, "FILES", {})
+    return str(tmp_path / "folder") if request.param == "here" else "memory://bucket/folder"
+
+
+def test_files_are_written_found_read_and_removed_wherever_they_lie(place: str, tmp_path: Path) -> None:
+    note, batch = f"{place}/deep/note.json", pa.record_batch({"number": [1, 2, 3]})
+    assert (exists(note), read_text(note), read_json(note), names_below(place)) == (False, None, None, {})
+    write_text(note, "[1, 2]", f"{place}/.work")
+    with publish_arrow(f"{place}/a.arrow", f"{place}/.work", batch.schema) as writer:
+        writer.write_batch(batch)
+    assert (exists(note), read_text(note), read_json(note), size(note)) == (True, "[1, 2]", [1, 2], 6)
+    assert names_below(place) == {"deep/note.json": 6, "a.arrow": size(f"{place}/a.arrow")}
+    assert (begins_with(note, b"[1"), begins_with(note, b"1")) == (True, False)
+    assert read_batch(f"{place}/a.arrow") == batch
+    assert (is_arrow(f"{place}/a.arrow"), is_arrow(note), is_arrow(f"{place}/none.arrow")) == (True, False, False)
+    assert Path(local_copy(note, str(tmp_path))).read_text() == "[1, 2]"
+    remove(place, ["deep/note.json", "none.json", "a.arrow"])
+    assert names_below(place) == {}
+
+
+def test_what_fails_while_it_is_written_leaves_what_was_there(place: str) -> None:
+    def write_half() -> None:
+        with publish(f"{place}/note", place) as file:
+            file.write(b"ha")
+            raise ValueError("of the other half")
+
+    write_text(f"{place}/note", "whole", place)
+    with pytest.raises(ValueError, match="of the other half"):
+        write_half()
+    assert names_below(place) == {"note": 5}
+    assert read_text(f"{place}/note") == "whole"
+
+
+def test_a_folder_goes_with_the_last_of_its_files(tmp_path: Path) -> None:
+    for name in ("emptied/one", "emptied/two", "kept/one", "kept/two"):
+        write_text(f"{tmp_path}/{name}", "text", str(tmp_path))
+    remove(str(tmp_path), ["emptied/one", "emptied/two", "kept/one"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept"]
+    assert names_below(str(tmp_path)) == {"kept/two": 4}
 
 
 def test_an_input_that_is_gone_is_told_so_wherever_it_lay(tmp_path: Path) -> None:
