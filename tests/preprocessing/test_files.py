@@ -11,8 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
+from preprocessing import files
 from preprocessing.files import (
     begins_with,
     exists,
@@ -41,6 +43,11 @@ def test_names_below_are_those_of_regular_files(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "pipe")
     assert names_below(str(tmp_path)) == {"deep/er/file": 3, "link": 3}
+
+
+def test_a_place_that_beam_does_not_know_is_no_empty_folder() -> None:
+    with pytest.raises(OSError, match=r"^Beam knows no nowhere://, but gs://, "):
+        names_below("nowhere://bucket/folder")
 
 
 def test_a_file_that_goes_while_a_folder_is_looked_at_is_left_out(
@@ -126,11 +133,17 @@ def test_a_folder_that_can_not_be_looked_at_is_not_made_again(tmp_path: Path, mo
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-@pytest.fixture(params=["here", "far away"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A folder that is not there, of this machine's file system or of another one."""
+@pytest.fixture
+def far_away(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder without files on another file system."""
     monkeypatch.setattr(memory_filesystem, "FILES", {})
-    return str(tmp_path / "folder") if request.param == "here" else "memory://bucket/folder"
+    return f"{memory_filesystem.MemoryFileSystem.SCHEME}://bucket/folder"
+
+
+@pytest.fixture(params=["here", "far away"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, far_away: str) -> str:
+    """A folder without files, of this machine's file system or of another one."""
+    return str(tmp_path / "folder") if request.param == "here" else far_away
 
 
 def test_files_are_written_found_read_and_removed_wherever_they_lie(place: str, tmp_path: Path) -> None:
@@ -149,17 +162,66 @@ def test_files_are_written_found_read_and_removed_wherever_they_lie(place: str, 
     assert names_below(place) == {}
 
 
-def test_what_fails_while_it_is_written_leaves_what_was_there(place: str) -> None:
+def test_what_fails_while_it_is_written_leaves_what_was_there(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_half() -> None:
         with publish(f"{place}/note", place) as file:
             file.write(b"ha")
             raise ValueError("of the other half")
+
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
     write_text(f"{place}/note", "whole", place)
     with pytest.raises(ValueError, match="of the other half"):
         write_half()
     assert names_below(place) == {"note": 5}
     assert read_text(f"{place}/note") == "whole"
+    monkeypatch.setattr(files, "_remove", fail)
+    with pytest.raises(ValueError, match="of the other half"):  # is what is told, whatever comes of it
+        write_half()
+
+
+def test_a_folder_that_another_worker_makes_at_the_same_time_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made_too_late(call: Callable[..., Any]) -> Callable[..., Any]:
+        def make_and_fail(path: Path, target: str) -> Any:
+            try:
+                return call(path, target)
+            except FileNotFoundError:  # of an opening, whose target is a mode, or of a renaming
+                (Path(target) if "/" in target else path).parent.mkdir(parents=True)
+                raise
+
+        return make_and_fail
+
+    for call in ("open", "replace"):
+        monkeypatch.setattr(Path, call, made_too_late(getattr(Path, call)))
+    write_text(f"{tmp_path}/new/deep/file", "whole", f"{tmp_path}/scratch")
+    assert names_below(str(tmp_path)) == {"new/deep/file": 5}
+
+
+def test_folders_are_made_at_any_depth(tmp_path: Path) -> None:
+    write_text(f"{tmp_path}/new/deep/file", "whole", f"{tmp_path}/scratch/deep")
+    assert names_below(str(tmp_path)) == {"new/deep/file": 5}
+
+
+def test_a_file_system_that_replaces_no_file_keeps_the_first_of_two_attempts(
+    far_away: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = memory_filesystem.MemoryFileSystem.rename
+
+    def refuse(file_system: memory_filesystem.MemoryFileSystem, sources: list[str], targets: list[str]) -> None:
+        if targets[0] in memory_filesystem.FILES or targets[0].endswith("/never"):
+            raise BeamIOError("refused")
+        rename(file_system, sources, targets)
+
+    monkeypatch.setattr(memory_filesystem.MemoryFileSystem, "rename", refuse)
+    for _attempt in range(2):
+        write_text(f"{far_away}/note", "whole", far_away)
+    assert names_below(far_away) == {"note": 5}
+    with pytest.raises(BeamIOError, match="refused"):
+        write_text(f"{far_away}/never", "whole", far_away)
+    assert names_below(far_away) == {"note": 5}
 
 
 def test_a_folder_goes_with_the_last_of_its_files(tmp_path: Path) -> None:
