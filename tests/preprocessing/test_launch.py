@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import errno
 import gzip
 import os
@@ -19,6 +20,7 @@ from preprocessing.make_shards import main
 from preprocessing.options import Arguments, parse
 from preprocessing.output import DISK_FULL, JobError, JobFailedError, State
 from preprocessing.schema import Vocabulary
+from preprocessing.tokenization import VocabularyError
 from tests.preprocessing.maker import Maker
 from tests.preprocessing.test_wikipedia import dump, page
 
@@ -154,6 +156,16 @@ def test_a_disk_that_is_full_when_a_benchmark_is_placed_is_told(
     assert said == f"make_shards: error: {DISK_FULL.format(tmp_path / 'out')}"
 
 
+def sample(_job: Job, _units: Sequence[Unit], _budget: int, _beam: Sequence[str]) -> list[str]:
+    return ["the whale and the ship"] * 3
+
+
+def job_that_trains(arguments: list[str], size: str = "50") -> tuple[Job, list[Unit]]:
+    parsed: Arguments = parse([*arguments[:2], "--train-vocab", size, *arguments[4:]])
+    job, _, units, _ = prepare(parsed, parsed.output)
+    return job, locate(job, units)
+
+
 @pytest.mark.parametrize(
     ("number", "kind", "told"),
     [
@@ -167,12 +179,39 @@ def test_a_disk_that_is_full_or_fails_when_the_vocabulary_is_trained_is_told(
     def fail(_job: Job, _tokens: Sequence[str]) -> None:
         raise OSError(number, os.strerror(number))
 
-    def no_sample(_job: Job, _units: Sequence[Unit], _budget: int, _beam: Sequence[str]) -> list[str]:
-        return ["the whale and the ship"] * 3
-
-    monkeypatch.setattr(launch, "draw_sample", no_sample)
+    monkeypatch.setattr(launch, "draw_sample", sample)
     monkeypatch.setattr(launch, "_write_vocabulary", fail)
-    parsed: Arguments = parse([*arguments[:2], "--train-vocab", "50", *arguments[4:]])
-    job, _, units, _ = prepare(parsed, parsed.output)
+    job, units = job_that_trains(arguments)
     with pytest.raises(kind, match=told):
-        provide_vocabulary(job, locate(job, units), [])
+        provide_vocabulary(job, units, [])
+
+
+def test_a_vocabulary_that_was_trained_and_can_not_be_read_now_is_not_trained_anew(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+    monkeypatch.setattr(files, "read_text", fail)
+    job, units = job_that_trains(arguments)
+    with pytest.raises(JobFailedError, match=r"out: can't be written or read \(Stale file handle\); once it can"):
+        provide_vocabulary(job, units, [])
+
+
+@pytest.mark.parametrize(("size", "kind"), [("50", None), ("5", VocabularyError)], ids=["trained", "too small"])
+def test_what_can_not_be_removed_once_a_vocabulary_is_trained_or_can_not_be_is_no_error_of_its_own(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, kind: type[Exception] | None
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    arguments = [*arguments[:2], "--train-vocab", size, *arguments[4:]]
+    assert begun(arguments) == "new"
+    left = tmp_path / "out" / ".work" / "sample-00000.arrow"
+    left.touch()
+    monkeypatch.setattr(launch, "draw_sample", sample)
+    monkeypatch.setattr(files, "_remove", fail)
+    job, units = job_that_trains(arguments, size)
+    with pytest.raises(kind) if kind else contextlib.nullcontext():
+        assert provide_vocabulary(job, units, []).vocabulary.blake2b
+    assert left.exists()
