@@ -503,6 +503,8 @@ def test_tags_of_html_are_told_and_stripped_as_the_documentation_shows(
         (["--flink_master=far:8081"], "--flink_master is for another engine, and none is asked for: add its --runner"),
         (["--sdk_worker_parallelism", "4"], "--sdk_worker_parallelism is for another engine"),
         (["--spark_master_url=local"], "--spark_master_url is for another engine"),
+        (["--prism_location", "prism"], "--prism_location is for another engine"),
+        (["--job_port=8099"], "--job_port is for another engine"),
         (["--jsonl-text-field=caf\udce9"], "'caf\\udce9' is not UTF-8"),
         (["--streaming"], "--streaming does nothing on one machine"),
         (["--pickle_library=dill"], "this job goes to its workers by cloudpickle; leave it out"),
@@ -519,6 +521,7 @@ def test_workers_that_beam_can_not_start_are_refused(
     monkeypatch.setattr(sys, "executable", "/home/me/my files/python")
     told = make.error(tmp_path / "out", "--books", "x.txt", "--direct_num_workers=2")
     assert "Beam can't start workers by /home/me/my files/python, whose path a shell would cut" in told
+    assert parsed("--direct_num_workers=1").beam  # which nobody has to start
 
 
 def test_the_command_of_google_s_program_is_told_our_names(capsys: pytest.CaptureFixture[str]) -> None:
