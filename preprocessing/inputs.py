@@ -15,6 +15,7 @@ from preprocessing.globs import Found, expand
 from preprocessing.schema import MANIFEST, checksum_of
 from preprocessing.sources import DEFAULTS, Part, ReadOptions, SourceError, StorageError
 from preprocessing.sources.registry import SOURCES
+from preprocessing.storage_errors import reason
 from preprocessing.terminal import counted
 
 UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand books are not a thousand tasks
@@ -159,7 +160,7 @@ def _is_of_shards(path: str) -> bool:
         manifest = files.read_json(place)
     except OSError as error:
         raise StorageError(
-            f"{place}: can't be read ({error.strerror or error}), so it can't be told whether {path} is of shards; "
+            f"{place}: can't be read ({reason(error)}), so it can't be told whether {path} is of shards; "
             "once it can, the same command goes on"
         ) from error
     return isinstance(manifest, dict) and {"format_version", "shards", "vocabulary"} <= manifest.keys()
