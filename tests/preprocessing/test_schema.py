@@ -255,6 +255,13 @@ def test_a_path_that_can_not_be_is_told(tmp_path: Path) -> None:
         ShardDirectory(tmp_path / ("a" * 300))
 
 
+def test_a_shard_that_is_a_link_to_itself_is_a_mistake(directory: Path) -> None:
+    (directory / FILE).unlink()
+    (directory / FILE).symlink_to(FILE)
+    with pytest.raises(ShardError, match=f"{FILE}: Too many levels of symbolic links; is it the folder of the shards"):
+        ShardDirectory(directory)
+
+
 def test_a_shard_that_is_gone_since_its_directory_was_opened_is_told(directory: Path) -> None:
     opened = ShardDirectory(directory)
     (directory / FILE).unlink()
