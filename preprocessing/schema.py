@@ -443,7 +443,7 @@ def _why_no_directory(path: Path) -> str:
     if exists(path):
         return f"is a file; give its folder, {path.parent}"
     parts = [part.strip() for part in str(path).split(",")]
-    if len(parts) > 1 and all(part and is_dir(part) for part in parts):
+    if len(parts) > 1 and all(map(is_dir, parts)):
         return "several names with commas; name one, or put blanks between them where several are taken"
     return "no such directory; make shards with `beam run preprocessing/make_shards.py`"
 
