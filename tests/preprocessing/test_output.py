@@ -273,7 +273,10 @@ def test_a_foreign_tokenizer_is_never_written_over(make: Maker, books: Path, tmp
     assert mine.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "tokenizer/vocab.txt"])
+@pytest.mark.parametrize(
+    "name",
+    ["manifest.json", "tokenizer/vocab.txt", "shard-00000-of-00001.arrow", "validation-shard-00000-of-00001.arrow"],
+)
 def test_a_folder_in_the_way_of_a_file_is_told_before_anything_is_removed(
     make: Maker, books: Path, tmp_path: Path, name: str
 ) -> None:
