@@ -18,7 +18,7 @@ from preprocessing.job import Job
 from preprocessing.layout import Layout
 from preprocessing.make_shards import main
 from preprocessing.options import parse
-from preprocessing.output import clear, clear_work, difference, other_vocabulary
+from preprocessing.output import clear, clear_work, difference, other_benchmark, other_vocabulary
 from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.sources import StorageError
 from preprocessing.work_files import WorkFile
@@ -463,6 +463,14 @@ def test_vocabularies_that_are_given_and_trained_ones_are_told_apart() -> None:
     assert other_vocabulary(one, trained, None) == "made with another vocabulary, not with one that is trained"
     assert other_vocabulary(one, one, "v.txt") is other_vocabulary(trained, trained, None) is None
     assert other_vocabulary({}, one, "v.txt") == "made with one that it trained, not with v.txt"
+
+
+def test_what_is_looked_for_in_a_corpus_is_told_apart() -> None:
+    none, one, two = ({"benchmark": identity} for identity in ("", "1", "2"))
+    assert other_benchmark(none, one) == "made without --contamination"
+    assert other_benchmark(one, none) == "made with --contamination"
+    assert other_benchmark(one, two) == "made with other texts in the folder of --contamination"
+    assert other_benchmark(one, one) is other_benchmark(none, none) is other_benchmark({}, none) is None
 
 
 def test_a_job_json_that_no_job_wrote_is_left_alone(make: Maker, books: Path, tmp_path: Path) -> None:
