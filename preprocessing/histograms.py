@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -98,8 +99,10 @@ def _save(figure: Figure, path: Path) -> None:
     try:
         figure.savefig(unfinished, format="png")
         unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
 
 
 def _steps(axes: Axes, edges: np.ndarray, series: dict[str, np.ndarray]) -> None:

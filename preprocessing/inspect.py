@@ -39,7 +39,7 @@ from preprocessing.schema import (
     reading,
 )
 from preprocessing.status import is_file
-from preprocessing.storage_errors import UnavailableError, exit_code
+from preprocessing.storage_errors import UnavailableError, exit_code, is_passing, reason
 from preprocessing.terminal import in_line, print_result, tell_error
 from preprocessing.tokenization import (
     VOCABULARY_FILE,
@@ -102,8 +102,8 @@ def _by_source(sources: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
 
 def _passed_over(sources: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
     for name, source in sources.items():
-        for reason, count in source["skipped"].items():
-            yield [name, reason, f"{count:,}"]
+        for why, count in source["skipped"].items():
+            yield [name, why, f"{count:,}"]
         if source["collisions"]:
             yield [name, "older version of a document (same id)", f"{source['collisions']:,}"]
         for what, count in source.get("repeated", {}).items():
@@ -256,7 +256,11 @@ def run(argv: Sequence[str]) -> None:
         try:
             drawn = draw(count_all(shards), found.histograms)
         except OSError as error:
-            ours.error(f"--histograms {found.histograms}: can't write there ({error.strerror}); name a folder")
+            told = f"--histograms {found.histograms}: can't write there ({reason(error)})"
+            if not is_passing(error):
+                ours.error(f"{told}; name a folder")
+            tell_error(f"{told}; give the same command again", "inspect")
+            raise SystemExit(exit_code(error)) from error
         _show("\nDrawn:", *(f"  {in_line(str(path))}" for path in drawn))
     if found.verify:
         _show(f"\nVerified: the checksums of {len(shards.manifest.shards)} shards are those of the manifest.")

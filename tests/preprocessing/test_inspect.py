@@ -91,19 +91,39 @@ def test_histograms_count_everything_and_are_drawn(shards: Path, said: Said, tmp
         assert (tmp_path / "figures" / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [
+        (errno.ENOSPC, 2, "can't write there (No space left on device); name a folder"),
+        (errno.EIO, 1, "can't write there (Input/output error); give the same command again"),
+    ],
+)
 def test_a_histogram_is_whole_or_the_one_before(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fill_the_disk(figure: Figure, file: Path, **_: object) -> None:
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    number: int, code: int, told: str,
+) -> None:  # fmt: skip
+    def fail_half_way(figure: Figure, file: Path, **_: object) -> None:
         Path(file).write_bytes(b"\x89PNG")
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     (tmp_path / DOCUMENTS).write_text("before")
-    monkeypatch.setattr(Figure, "savefig", fill_the_disk)
-    with pytest.raises(SystemExit, match="2"):
+    monkeypatch.setattr(Figure, "savefig", fail_half_way)
+    with pytest.raises(SystemExit) as caught:
         inspect.main([str(shards), "--histograms", str(tmp_path)])
-    assert "can't write there (No space left on device)" in capsys.readouterr().err
+    assert caught.value.code == code
+    assert f"--histograms {tmp_path}: {told}" in capsys.readouterr().err
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(DOCUMENTS, "before")]
+
+
+def test_a_histogram_that_is_drawn_needs_nothing_removed(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, **_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(Path, "unlink", fail)
+    inspect.main([str(shards), "--histograms", str(tmp_path)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted((DOCUMENTS, PAIRS, UNKNOWN))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
