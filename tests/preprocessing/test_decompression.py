@@ -7,6 +7,7 @@ import lzma
 import random
 import tarfile
 import tracemalloc
+import zipfile
 from collections.abc import Callable
 from functools import partial
 
@@ -14,7 +15,7 @@ import pytest
 import zstandard
 
 from preprocessing import decompression
-from preprocessing.decompression import decompressed
+from preprocessing.decompression import decompressed, is_plain
 from preprocessing.sources import SourceError
 
 PACKERS = [bz2.compress, gzip.compress, lzma.compress, zstandard.ZstdCompressor().compress]
@@ -69,11 +70,11 @@ def test_of_what_is_packed_tightly_no_more_is_unpacked_than_is_read() -> None:
     assert most < 10_000_000
 
 
-def in_tar(data: bytes, kind: int = tarfile.DEFAULT_FORMAT) -> bytes:
+def in_tar(data: bytes, kind: int = tarfile.DEFAULT_FORMAT, name: str = "a.txt") -> bytes:
     """A tar archive of one file."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=kind) as archive:
-        member = tarfile.TarInfo("a.txt")
+        member = tarfile.TarInfo(name)
         member.size = len(data)
         archive.addfile(member, io.BytesIO(data))
     return content.getvalue()
@@ -85,6 +86,33 @@ def test_a_tar_archive_is_told_compressed_or_not(pack: Callable[[bytes], bytes],
     with pytest.raises(SourceError, match=r"^a\.xz: a tar archive; extract the files in it and name these$"):
         read(pack(in_tar(b"text", kind)))
     assert read(pack(b" ustar" * 100)) == b" ustar" * 100
+
+
+def test_a_header_of_a_tar_archive_may_hold_any_byte() -> None:
+    """As in the name of a file, or in the number of a large one's bytes."""
+    with pytest.raises(SourceError, match="a tar archive"):
+        read(in_tar(b"text", name="a\nb.txt"))
+
+
+@pytest.mark.parametrize("pack", [bytes, *PACKERS])
+def test_a_zip_archive_is_told_compressed_or_not(pack: Callable[[bytes], bytes]) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("a.txt", "text")
+    with pytest.raises(SourceError, match=r"^a\.xz: a zip archive; extract the files in it and name these$"):
+        read(pack(content.getvalue()))
+    assert read(pack(b"PK and so on")) == b"PK and so on"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [*(pack(b"text") for pack in PACKERS), in_tar(b"text"), b"PK\x03\x04", b"text", b""],
+    ids=["bzip2", "gzip", "xz", "zstandard", "tar", "zip", "text", "nothing"],  # not the bytes: gzip writes the time
+)
+def test_what_is_plain_is_told_by_its_beginning_and_stays_to_be_read(data: bytes) -> None:
+    file = io.BytesIO(data)
+    assert is_plain(file) == (data in (b"text", b""))
+    assert file.read() == data
 
 
 def test_damage_of_gzip_is_told_where_it_can_not_be_decompressed_and_where_its_checksum_differs() -> None:
