@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from preprocessing import files
 from preprocessing.files import write_text
 from preprocessing.tokenization import SPECIAL_TOKENS, load_vocabulary, vocabulary_text
 from preprocessing.train_vocab import main, parser
@@ -127,6 +128,27 @@ def test_an_output_that_cannot_be_written_is_told_in_a_line(
     (tmp_path / "link").symlink_to("link")  # to itself
     assert "link/vocab.txt: can't be written (" in error(capsys, *arguments, tmp_path / "link" / "vocab.txt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ESTALE, 1), (errno.EACCES, 2)])
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [("_open", r"book-00\.txt: can't be read \({}\)"), ("_rename", r"vocab\.txt: can't be written \(.*{}.*\)")],
+    ids=["an input", "the output"],
+)
+def test_storage_that_fails_is_told_with_whether_that_may_pass(
+    books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    call: str, told: str, number: int, code: int,
+) -> None:  # fmt: skip
+    def fail(path: str, *_: str) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(files, call, fail)
+    with pytest.raises(SystemExit) as ended:
+        main(["--books", str(books / "*.txt"), "--size", "60", "--output", str(tmp_path / "vocab.txt")])
+    assert ended.value.code == code
+    assert re.search(told.format(os.strerror(number)), capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_input_and_no_other_file_is_written_over_unasked(
