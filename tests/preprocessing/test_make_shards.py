@@ -23,14 +23,18 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from preprocessing import inspect, launch, second_pass, train_vocab, transforms
+from preprocessing.encoder import EncoderError
 from preprocessing.inputs import Input
 from preprocessing.job import Job, choose_layout, versions
-from preprocessing.layout import Settlement
+from preprocessing.layout import Settlement, ShardingError
 from preprocessing.make_shards import main
 from preprocessing.options import _OTHERS_NAMES, EPILOG, Arguments, parse, parser
-from preprocessing.schema import Manifest, Shard, ShardDirectory
+from preprocessing.output import JobError, JobFailedError
+from preprocessing.schema import Manifest, Shard, ShardDirectory, ShardError
 from preprocessing.shards import shard_sentences
-from preprocessing.tokenization import load_vocabulary
+from preprocessing.sources import SourceError, StorageError
+from preprocessing.storage_errors import UnavailableError
+from preprocessing.tokenization import VocabularyError, load_vocabulary
 from tests.conftest import ROOT
 from tests.preprocessing.maker import Maker, contents
 
@@ -657,6 +661,32 @@ def test_three_documents_are_a_corpus_without_a_validation_split(
     make(tmp_path / "out", "--books", write_books(tmp_path / "books", 3) / "*.txt", "--validation-fraction", 0.5)
     manifest = ShardDirectory(tmp_path / "out").manifest
     assert [(entry.split, entry.rows) for entry in manifest.shards] == [("train", 3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(EncoderError, 2), (JobError, 2), (JobFailedError, 1), (ShardError, 2), (ShardingError, 2), (SourceError, 2),
+     (StorageError, 2), (UnavailableError, 1), (VocabularyError, 2)],
+)  # fmt: skip
+@pytest.mark.parametrize("cause", [None, OSError(errno.EIO, "of a disk")], ids=["by itself", "of storage that fails"])
+def test_every_error_that_a_user_may_meet_is_told_in_a_line_with_what_may_pass_as_1(
+    make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], code: int,
+    cause: OSError | None,
+) -> None:  # fmt: skip
+    def fail(*_: object) -> None:
+        raise kind("what is wrong") from cause
+
+    monkeypatch.setattr(launch, "prepare", fail)
+    said = make.error(tmp_path / "out", "--books", "x.txt", code=1 if cause else code)
+    assert said == "make_shards: error: what is wrong"
+
+
+@pytest.mark.parametrize("program", ["make_shards", "train_vocab"])
+def test_what_beam_warns_of_at_its_import_is_not_shown(program: str) -> None:
+    command = [sys.executable, "-m", f"preprocessing.{program}", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.startswith("usage: ")
 
 
 def test_of_the_module_path_only_the_script_s_own_folder_is_replaced(
