@@ -21,6 +21,7 @@ from preprocessing.make_shards import main
 from preprocessing.options import parse
 from preprocessing.schema import ShardDirectory
 from preprocessing.sources import SourceError, StorageError
+from preprocessing.storage_errors import exit_code
 from preprocessing.text import clean
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
@@ -242,6 +243,13 @@ def test_the_share_of_a_benchmark_that_is_in_the_corpus(
         read_benchmark(folder, print)
 
 
+def test_a_folder_without_a_text_to_look_for_is_told_as_what_it_is(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(SourceError, match=r"no text of 8 words or more in any file that ends in \.json, \.jsonl, "):
+            read_benchmark(tmp_path, print)
+        (tmp_path / "short.txt").write_text("So few words as nobody looks for")
+
+
 def test_a_benchmark_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text("[" * 300 + "]" * 300)
     with pytest.raises(SourceError, match=r"deep.json: can't be read as .json in UTF-8 \(nested more than 200 deep\)"):
@@ -268,8 +276,9 @@ def test_a_file_of_a_benchmark_whose_storage_fails_is_not_called_bad(
     monkeypatch.setattr(Path, "read_text", fail)
     with pytest.raises(
         StorageError, match=r"dev.tsv: can't be read \(Input/output error\); once it can, the same command goes on"
-    ):
+    ) as raised:
         read_benchmark(tmp_path, print)
+    assert exit_code(raised.value) == 1
 
 
 @pytest.mark.parametrize("call", ["stat", "listdir"])
