@@ -44,7 +44,8 @@ class Asked:
         """Read what it is about; the arguments are eval.run's.
 
         Raises:
-            UsageError: a data set or the sentences can't be read.
+            UsageError: a data set or the sentences are missing, damaged or not for this user to read.
+            UnavailableError: they can't be read now.
         """
         self._arguments = arguments
         adapted = (adapt(task, arguments) for task in tasks)

@@ -300,7 +300,7 @@ def _ending(code: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Follow; the exit code is 0, 1 if the run or an evaluation failed, or 2 for a mistake in what was asked for."""
+    """Follow; the exit code is 0, 1 if the run, an evaluation or the storage failed, or 2 for a mistake."""
     arguments, options = _parse(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s watch: %(message)s", datefmt="%H:%M:%S")
     run = RunDirectory(arguments.run)
@@ -309,7 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         evaluation = _check(run, wanted, options, arguments.once)
         asked = Asked(evaluation, wanted)
         watch = Watch(run, arguments.tasks, arguments.final_tasks, options, evaluation, asked)
-    except (UsageError, OSError) as error:
+    except (UsageError, OSError, UnavailableError) as error:
         tell_error(error)
         return exit_code(error)
     if not _is_there(run):

@@ -778,6 +778,19 @@ def test_a_data_set_of_the_final_tasks_that_is_missing_is_told_at_once(
     assert not (run.path / "evaluations").exists()
 
 
+@pytest.mark.parametrize("name", ["MRPC/train.tsv", "sentences.txt"])
+def test_what_is_evaluated_on_and_can_not_be_read_for_a_moment_is_told_at_once(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    data = write_mrpc(tmp_path / "data")
+    (data / "sentences.txt").write_text("a [MASK]\n")
+    words = ("--tasks", "fill_mask", "--final-tasks", "mrpc", "--data", data, "--sentences", data / "sentences.txt")
+    fail_at(monkeypatch, data / name)
+    assert main([str(run.path), *map(str, words)]) == 1
+    told = f"error: {data / name}: can't be read now ({REASON}); give the same command again\n"
+    assert capsys.readouterr() == ("", told)
+
+
 @pytest.mark.parametrize("option", ["--once", "--poll=1"])
 def test_a_run_that_takes_no_evaluations(
     run: RunDirectory, shards: Path, capsys: pytest.CaptureFixture[str], option: str
