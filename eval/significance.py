@@ -34,6 +34,7 @@ with needs("eval"):
     from eval.results import PREDICTED, RESULTS, by_command, is_learned, read_results
     from eval.selection import prefix_of
     from eval.squad_metrics import korquad, squad_v1, squad_v2
+    from eval.storage import reading
     from eval.tasks import select
     from eval.tasks.finetuned import FINE_TUNED, FineTuned
     from eval.tasks.own import SUFFIX
@@ -90,15 +91,19 @@ class Evaluation:
         """What a file of predictions holds.
 
         Raises:
-            UsageError: it is missing or damaged.
+            UsageError: it is missing, damaged or not for this user to read.
+            UnavailableError: it can't be read now.
         """
         path = self.folder / PREDICTED / self.task.name / f"{part}_{name}"
         try:
-            return read(path)
+            with reading(path):
+                return read(path)
         except OSError as error:
             raise UsageError(f"{path}: can't be read ({error.strerror}); evaluate {self.task.name} again") from error
         except DatasetError as error:
             raise UsageError(f"{error}; evaluate {self.task.name} again") from error
+        except UsageError:  # it is another user's, and may be whole
+            raise
         except (ValueError, IndexError) as error:
             raise UsageError(f"{path}: damaged; evaluate {self.task.name} again") from error
 
@@ -123,8 +128,9 @@ class Row:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison; the exit code is 0, 1 if the storage failed, or 2 for a mistake in what was asked for."""
     arguments = _parse(argv)
-    folders, wanted = arguments.evaluations, arguments.tasks
+    wanted = arguments.tasks
     try:
+        folders = arguments.evaluations = list(map(_folder, arguments.evaluations))
         learned = of_a, of_b = [read_learned(folder) for folder in folders]
         own = [name for name in of_a if name in of_b and name not in FINE_TUNED]
         pairs = pair_up(folders, learned, _tasks(wanted, own), own if wanted is None else None)
@@ -137,6 +143,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         note = f"note: {', '.join(own)} {are} in both and left out; {_by_file(own, pairs)}"
         print(in_line(note), file=sys.stderr)
     return print_result(_json(rows, arguments) if arguments.json else "\n".join(_report(rows, arguments)))
+
+
+def _folder(path: Path) -> Path:
+    """The one of an evaluation, whose results.json may be given in its place, as eval.run tells it.
+
+    Raises:
+        UsageError: this user may not look there.
+        UnavailableError: what is there can't be told now.
+    """
+    with reading(path):
+        return path.parent if path.name == RESULTS and is_file(path) else path
 
 
 def _tasks(wanted: Sequence[str] | None, own: Sequence[str]) -> list[FineTuned]:
@@ -391,19 +408,13 @@ def _json(rows: Sequence[Row], arguments: argparse.Namespace) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 
-def _folder(text: str) -> Path:
-    """The one of an evaluation, whose results.json may be given in its place, as eval.run tells it."""
-    path = parse_path(text)
-    return path.parent if path.name == RESULTS and is_file(path) else path
-
-
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OneLineParser(
         prog="python -m eval.significance",
         description="Compare two evaluations by their predictions of the same dev sets.",
     )
     parser.add_argument(
-        "evaluations", nargs=2, type=_folder, metavar="EVALUATION", help="folders with results.json and predictions/"
+        "evaluations", nargs=2, type=parse_path, metavar="EVALUATION", help="folders with results.json and predictions/"
     )
     parser.add_argument(
         "--tasks", type=split_words, metavar="NAME[,NAME...]",

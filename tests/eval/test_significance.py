@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +31,7 @@ from tests.eval.small_data import (
     write_stsb,
     write_table,
 )
+from tests.failing import failures_in_turn
 from trainer.hugging_face import save_export
 
 TASKS = "mrpc,stsb,mnli,codah,squad_v1,squad_v2,conll2003,conll2003_last"
@@ -287,3 +291,39 @@ def test_predictions_that_are_damaged_or_of_others_are_told_in_a_line(
     assert error.count("\n") == 1
     path.unlink()
     assert "can't" in refused(capsys, *copies, "--tasks", task)
+
+
+def test_storage_that_fails_for_a_moment_is_no_mistake(
+    copies: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is damaged then, and nothing to be evaluated again."""
+    words = [str(copies[0] / "results.json"), str(copies[1]), "--tasks", "mrpc,squad_v1,conll2003", *FEW]
+    failing = set()
+    for path in failures_in_turn(monkeypatch, copies[0], lambda: main(words)):
+        capsys.readouterr()
+        assert main(words) == 1
+        told = f"error: {path}: can't be read now ({os.strerror(errno.ESTALE)}); give the same command again\n"
+        assert capsys.readouterr() == ("", told)
+        failing.add(path.name)
+    assert failing == {"results.json", "dev_predictions.tsv", "dev_predictions.json", "dev_predictions.txt"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["results.json", *(f"predictions/{kind}" for kind in (
+        "mrpc/dev_predictions.tsv", "squad_v1/dev_predictions.json", "conll2003/dev_predictions.txt",
+    ))],
+)  # fmt: skip
+def test_what_is_for_another_user_to_read_is_not_to_be_evaluated_again(
+    copies: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    really_open = Path.open
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path == copies[0] / name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return really_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    told = f"error: {copies[0] / name}: this user may not read it; ask its owner for that\n"
+    assert refused(capsys, *copies, "--tasks", "mrpc,squad_v1,conll2003") == told
