@@ -30,6 +30,7 @@ from eval.selection import best_of, conclude
 from eval.storage import check_output, check_replaceable
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.result import Result
+from preprocessing.storage_errors import UnavailableError
 from trainer.files import write_atomically
 from trainer.philox import derive_seed
 
@@ -171,7 +172,7 @@ class Experiment:
                 finished = [found for other in self.points if (found := self.disk.read(other)) is not None]
                 if best_of(finished, self.task.best)["point"] == dataclasses.asdict(point):
                     self._save(model, point, result)
-        except OSError as error:
+        except (OSError, UnavailableError) as error:  # the second of another point, which this one is compared with
             _log.warning("%s: the model can't be written (%s); it will be tried again", self.task.name, error)
 
     def _learn(self, point: Hyperparameters) -> tuple[nn.Module, dict[str, Any], dict[str, str]]:

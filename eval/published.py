@@ -29,7 +29,8 @@ def publish(
         output: of the evaluation.
         experiments: those of this command that have results.
         there: tasks that have results, those of earlier commands too.
-        failed: tasks that are known to have failed, and why; those are added whose predictions can't be written.
+        failed: tasks that are known to have failed, and why; those are added whose predictions can't be written, or
+            whose points can't be read any more.
 
     Returns:
         The paths of both, as far as there is something of this command in them, below the output.
@@ -39,9 +40,10 @@ def publish(
         with going_on(failed, experiment.task.name, without="its predictions"):
             experiment.publish(output / PREDICTED)
             names.append(experiment.task.name)
-        if experiment.has_another_model:
-            told = f"{MODELS}/{experiment.task.name} is of another point than {RESULTS} has; --save-models replaces it"
-            print(f"note: {told}", file=sys.stderr)
+        with going_on(failed, experiment.task.name):
+            if experiment.has_another_model:
+                told = f"{MODELS}/{experiment.task.name} is of another point than {RESULTS} has"
+                print(f"note: {told}; --save-models replaces it", file=sys.stderr)
     published = [f"{PREDICTED}/{name}" for name in names]
     outdated = {experiment.task.name for experiment in experiments} - {*names}
     return [*published, SUBMISSION] if _submit(output, there, outdated, names, failed) else published

@@ -54,7 +54,7 @@ from tests.eval.small_data import (
     write_swag,
     write_table,
 )
-from tests.failing import REASON, fail_at
+from tests.failing import REASON, fail_at, failures_in_turn
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
 from tests.trainer.shard_factory import save_tokenizer
@@ -421,6 +421,23 @@ def test_a_best_point_that_is_not_the_same_when_it_is_learned_again_is_told(
     again = results_of(out)["tasks"]["mrpc"]
     assert again["metrics"] == task["metrics"]
     assert all(file.read_bytes() == content for file, content in of_dev.items())
+
+
+def test_a_point_that_can_not_be_read_where_a_model_is_compared_with_it_costs_no_figures(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model is kept once all points are there."""
+    write_mrpc(data)
+    out = tmp_path / "out"
+    first = out / "mrpc" / "points" / "lr0.002-epochs1-batch8-seed0" / "result.json"
+    with monkeypatch.context() as patch:
+        fail_at(patch, first, 1)
+        assert run(export, data, out, "mrpc", *THREE_POINTS, "--save-models", quick=False) == 0
+    why = f"{first}: can't be read now ({REASON}); give the same command again"
+    assert f"mrpc: the model can't be written ({why}); it will be tried again" in caplog.messages
+    assert len(points_of(out, "mrpc")) == 3
+    assert not list((out / "mrpc" / "points").glob(".*.failed"))
+    model_of(out, "mrpc")
 
 
 def test_models_that_can_not_be_written_cost_no_figures(
@@ -985,6 +1002,26 @@ def test_a_finished_point_that_can_not_be_read_for_a_moment(
     assert capsys.readouterr() == ("", told)
     monkeypatch.setattr(experiment, "learn", None)  # would fail if it were called again
     assert run(export, data, tmp_path / "out", "mrpc") == 0
+
+
+def test_points_that_can_not_be_read_any_more_cost_no_other_task(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whenever that is, but before anything is computed."""
+    write_mrpc(data)
+    out, told = tmp_path / "out", list[str]()
+    assert run(export, data, out, "mrpc") == 0
+    [point] = points_of(out, "mrpc")
+    for _ in failures_in_turn(monkeypatch, point, lambda: run(export, data, out, "mrpc,fill_mask")):
+        capsys.readouterr()
+        (out / "results.json").unlink(missing_ok=True)
+        assert run(export, data, out, "mrpc,fill_mask") == 1
+        begin, mark, end = capsys.readouterr().err.partition(str(point))
+        assert mark + end == f"{point}: can't be read now ({os.strerror(errno.ESTALE)}); give the same command again\n"
+        assert begin == "error: " or "fill_mask" in results_of(out)["tasks"]
+        told.append(begin)
+    assert told == ["error: ", "error: ", *["failed: mrpc: "] * (len(told) - 2)]  # it is looked for, and read
+    assert len(told) > 2
 
 
 def test_a_full_disk_loses_nothing_that_was_learned(
