@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from eval.errors import UsageError
 from eval.results import NEXT_WORDS, RESULTS, by_command, is_learned, read_results
 from eval.storage import reading
 from preprocessing.schema import checksum
-from preprocessing.status import is_dir, is_file
+from preprocessing.status import exists, is_dir, is_file
 from trainer.hugging_face import WEIGHTS
 from trainer.naming import tell_apart
 from trainer.run_directory import RunDirectory
@@ -59,10 +60,16 @@ class Evaluated:
 
     @property
     def export(self) -> Path:
-        """Where the export lies, as its run may have been moved; where it lay if it is gone."""
+        """Where the export lies, as its run may have been moved; where it lay if it is gone.
+
+        Raises:
+            UsageError: this user may not look there.
+            UnavailableError: what is there can't be told now.
+        """
         lay = Path(self.results["checkpoint"]["path"])
         moved = RunDirectory(self.directory).exports / lay.name
-        return moved if is_dir(moved) else lay
+        with reading(moved):
+            return moved if is_dir(moved) else lay
 
     @property
     def step(self) -> int | None:
@@ -103,10 +110,31 @@ class Evaluated:
 
 
 def find_results(folders: Iterable[Path]) -> Iterator[Path]:
-    """Every results.json in some folders, one folder below each, or among a run's evaluations; each once."""
-    patterns = (RESULTS, f"*/{RESULTS}", f"{EVALUATIONS}/*/{RESULTS}")
-    found = (file.resolve() for folder in folders for pattern in patterns for file in sorted(folder.glob(pattern)))
+    """Every results.json in some folders, one folder below each, or among a run's evaluations; each once.
+
+    Raises:
+        UnavailableError: a folder can't be read now. (To glob it would be empty, from Python 3.13 on.)
+    """
+    found = (
+        (folder / RESULTS).resolve()
+        for given in folders
+        for folder in (given, *_entries(given), *_entries(given / EVALUATIONS))
+        if _has_results(folder)
+    )
     return iter(dict.fromkeys(found))
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where there is none, or none for this user."""
+    with reading(folder), suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        return sorted(folder.iterdir())
+    return []
+
+
+def _has_results(folder: Path) -> bool:
+    with reading(folder), suppress(PermissionError):
+        return exists(folder / RESULTS)
+    return False
 
 
 def read_evaluations(files: Iterable[Path], others: Iterable[Path] = ()) -> list[Evaluated]:

@@ -1,6 +1,7 @@
 """The report says what the files of a run say, beside what the paper says."""
 
 import base64
+import errno
 import functools
 import html
 import io
@@ -42,7 +43,8 @@ from preprocessing.markdown import markdown_table, plain
 from tests.browser import headless_browser
 from tests.conftest import ROOT
 from tests.eval.evaluations import results, task, write_evaluation
-from tests.failing import REASON, fail_at
+from tests.eval.test_results import LISTING, fail_on
+from tests.failing import REASON, fail_at, failures_in_turn
 from tests.trainer.mlflow_store import metrics, write_run
 from trainer.files import append_line
 from trainer.tracking.store import default_tracking_uri
@@ -543,6 +545,48 @@ def test_a_file_that_can_not_be_read_for_a_moment_is_left_out_by_nobody(
     told = f"error: {run / name}: can't be read now ({REASON}); give the same command again\n"
     assert capsys.readouterr() == ("", told)
     assert not (run / "report" / "report.md").exists()
+
+
+def test_storage_that_fails_for_a_moment_leaves_nothing_out(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An evaluation that can't be looked for is none that isn't there."""
+    output = tmp_path / "output"
+    write_evaluation(run, 60, rte=learned("accuracy", {}, accuracy=60.0))
+    words = [str(run), "--output", str(output)]
+    assert main(words) == 0
+    whole = (output / "report.md").read_bytes()
+    for path in failures_in_turn(monkeypatch, run, lambda: main(words)):
+        shutil.rmtree(output, ignore_errors=True)
+        capsys.readouterr()
+        if main(words) == 0:  # which gets by without
+            assert (output / "report.md").read_bytes() == whole
+        else:
+            error = capsys.readouterr().err
+            assert f"{path}: can't be read now" in error or error.endswith(f"Stale file handle: '{path}'\n")
+            assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", [".", "evaluations"])
+def test_a_folder_that_can_not_be_listed_for_a_moment_leaves_no_evaluation_out(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    write_evaluation(run, 60, rte=learned("accuracy", {}, accuracy=60.0))
+    fail_on(monkeypatch, os, LISTING, run / name)
+    assert main([str(run)]) == 1
+    told = f"error: {run / name}: can't be read now ({REASON}); give the same command again\n"
+    assert capsys.readouterr() == ("", told)
+
+
+def test_folders_of_others_beside_evaluations_are_passed_over(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_evaluation(run, 60, rte=learned("accuracy", {}, accuracy=60.0))
+    closed = run / "lost+found"
+    closed.mkdir()
+    fail_on(monkeypatch, os, "stat", closed / "results.json", errno.EACCES)  # root may look everywhere
+    fail_on(monkeypatch, os, LISTING, tmp_path, errno.EACCES)
+    assert [file.parent.name for file in find_results([closed, tmp_path, run, run / "gone"])] == ["step-000060"]
 
 
 def test_what_else_lies_in_a_folder_of_runs_is_left_out(
