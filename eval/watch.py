@@ -309,10 +309,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         evaluation = _check(run, wanted, options, arguments.once)
         asked = Asked(evaluation, wanted)
         watch = Watch(run, arguments.tasks, arguments.final_tasks, options, evaluation, asked)
+        is_there = _is_there(run)
     except (UsageError, OSError, UnavailableError) as error:
         tell_error(error)
         return exit_code(error)
-    if not _is_there(run):
+    if not is_there:
         _log.warning("%s: no run is there yet; waiting for one", run.path)
     for note in without_effect(evaluation, wanted):  # the evaluations themselves are silent of it
         _log.warning(note)

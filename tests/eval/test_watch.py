@@ -32,6 +32,7 @@ from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
 from tests.eval.processes import assert_free, assert_interrupted, wait_for
 from tests.eval.small_data import write_mrpc, write_stsb, write_table
+from tests.eval.test_results import fail_on
 from tests.failing import REASON, fail_at
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
@@ -391,6 +392,17 @@ def test_a_run_that_can_not_be_read_is_looked_at_again_and_told_of_once(
     again = f"{told}it is tried again at every look"
     assert [message for message in caplog.messages if "can't be read" in message] == [again]
     assert evaluated == ["step-000007", "step-000009"]
+
+
+@pytest.mark.parametrize("option", ["--once", "--poll=1"])
+def test_a_run_that_can_not_be_looked_for_at_the_start(
+    run: RunDirectory, follow: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    option: str,
+) -> None:  # fmt: skip
+    """Nobody knows whether one is there, or is to be waited for."""
+    fail_on(monkeypatch, os, "stat", run.config)
+    assert follow(option) == 1
+    assert capsys.readouterr() == ("", f"error: [Errno {errno.EIO}] {REASON}: '{run.config}'\n")
 
 
 def test_an_evaluation_that_finds_the_disk_full_is_made_when_there_is_room_again(
