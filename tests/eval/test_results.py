@@ -208,6 +208,35 @@ def test_predictions_that_can_not_be_read_for_a_moment_cost_no_submission(
     assert submission.read_bytes() == before
 
 
+def test_predictions_that_can_not_be_read_for_a_moment_keep_no_submission_of_others_from_being_made(
+    export: Path, data: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("mrpc,stsb", "--data", data, *ONE_POINT, "--test")
+    assert run(export, out, *words) == 0
+    submission, table = out / "glue_submission.zip", out / "predictions" / "mrpc" / "test_predictions.tsv"
+    submission.unlink()
+    capsys.readouterr()
+    fail_at(monkeypatch, table)
+    assert run(export, out, *words) == 1
+    assert "stays as it was" not in capsys.readouterr().err
+    with zipfile.ZipFile(submission) as archive:
+        assert archive.namelist() == ["STS-B.tsv"]
+    assert results_of(out)["files"] == ["predictions/mrpc", "predictions/stsb", "glue_submission.zip"]
+
+
+def test_a_submission_of_predictions_that_are_gone_goes_too(
+    export: Path, data: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of it is of the results that lie beside it."""
+    assert run(export, out, "mrpc", "--data", data, *ONE_POINT, "--test") == 0
+    (out / "predictions" / "mrpc" / "test_predictions.tsv").unlink()
+    capsys.readouterr()
+    assert run(export, out, "fill_mask") == 0
+    told = "note: glue_submission.zip has no MRPC.tsv any more; --test brings it back\n"
+    assert capsys.readouterr().err == told
+    assert not (out / "glue_submission.zip").exists()
+
+
 def test_predictions_that_can_not_be_written_cost_no_submission_that_is_of_them_alone(
     export: Path, data: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
