@@ -199,6 +199,26 @@ def test_phases_that_are_not_reached_can_be_shared_by_all_gpus_too():
     assert [plan(recipe, gpus=gpus).unreached for gpus in (8, 64)] == [{}, {1: 4}]
 
 
+def test_micro_batches_of_phases_that_are_not_reached_are_told_with_those_of_the_others(capsys):
+    assert run("--recipe", "bert_large", "--gpu", "h200", "--gpus", "64", "train.max_steps=1000") == 0
+    assert "phases.0.micro_batch_size=4 phases.1.micro_batch_size=4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "multiple"),
+    [
+        (("--micro-batch", "32,8"), 128),
+        (("--micro-batch", "32,4"), 64),  # by the phase whose micro-batches have the fewest tokens
+        (("--micro-batch", "32,8", "--fill", "0.5"), 64),
+        (("--micro-batch", "1"), 64),
+        (("--micro-batch", "32,8", "train.fused=true", "data.token_multiple=256"), 256),  # as the recipe has it
+    ],
+)
+def test_what_fills_up_tokens_in_graphs_is_told_with_their_hours(capsys, words, multiple):
+    assert run_large("--launch-us", "1000", *words) == 0
+    assert f"With `train.cuda_graphs=true data.token_multiple={multiple}`, and" in capsys.readouterr().out
+
+
 def test_what_the_trainer_refuses_under_zero_3_is_not_planned():
     recipe = load_recipe(ROOT / "trainer/recipes/bert_large.toml", ["train.fused=true", "data.token_multiple=1024"])
     made = plan(recipe, gpus=8)
