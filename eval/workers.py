@@ -44,7 +44,7 @@ def run_points(work: Sequence[Work], wait: bool) -> dict[str, str]:
     failed: dict[str, str] = {}
     busy = [(experiment, point) for experiment, point in work if not _run_if_free(experiment, point, failed)]
     for experiment, point in busy if wait else []:
-        with locked(experiment.disk.lock(point)):
+        with going_on(failed, experiment.task.name), locked(experiment.disk.lock(point)):
             _run(experiment, point, failed)
     return failed
 

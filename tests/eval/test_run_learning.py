@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 import re
@@ -1022,6 +1023,23 @@ def test_points_that_can_not_be_read_any_more_cost_no_other_task(
         told.append(begin)
     assert told == ["error: ", "error: ", *["failed: mrpc: "] * (len(told) - 2)]  # it is looked for, and read
     assert len(told) > 2
+
+
+def test_a_point_of_another_process_whose_lock_can_not_be_had_costs_no_other_task(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mrpc(data)
+    out = tmp_path / "out"
+    lock = out / "mrpc" / "points" / ".lr0.001-epochs1-batch8-seed0.lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("a") as file, monkeypatch.context() as patch:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        fail_at(patch, lock, 2)  # where it is waited for
+        assert run(export, data, out, "mrpc,fill_mask") == 1
+    told = f"failed: mrpc: {lock}: {REASON}; mend that, and run the same command again\n"
+    assert capsys.readouterr().err == told
+    assert list(results_of(out)["tasks"]) == ["fill_mask"]
+    assert run(export, data, out, "mrpc,fill_mask") == 0
 
 
 def test_a_full_disk_loses_nothing_that_was_learned(
