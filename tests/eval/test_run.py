@@ -608,18 +608,23 @@ def test_shards_that_can_not_be_read_for_a_moment(
 
 
 @pytest.mark.parametrize("place", ["trainer.files.try_lock", "trainer.files.os.fsync", "eval.locks.try_lock"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL], ids=errno.errorcode.get)
 def test_an_output_whose_storage_fails_at_an_open_file(
-    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
-) -> None:
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int,
+    place: str,
+) -> None:  # fmt: skip
     """Of which the operating system tells no name. What was there before stays."""
     out = tmp_path / "results"
     assert run(export, out, None, tasks="fill_mask") == 0
     before = (out / "results.json").read_bytes()
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(place, mock.Mock(side_effect=OSError(errno.EIO, REASON)))
+        patch.setattr(place, mock.Mock(side_effect=OSError(number, os.strerror(number))))
         assert run(export, out, None, tasks="fill_mask") == 1
-    assert capsys.readouterr() == ("", f"error: {out}: {REASON}; mend that, and run the same command again\n")
+    assert capsys.readouterr() == (
+        "",
+        f"error: {out}: {os.strerror(number)}; mend that, and run the same command again\n",
+    )
     assert (out / "results.json").read_bytes() == before
     assert run(export, out, None, tasks="fill_mask") == 0
 
