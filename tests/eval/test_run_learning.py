@@ -641,11 +641,12 @@ def test_a_point_that_another_process_works_on_is_waited_for_and_learned_if_that
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
 ) -> None:
     write_mrpc(data)
-    learned, lock = learned_points(monkeypatch), tmp_path / "out" / LOCK
+    learned, lock, waited_for = learned_points(monkeypatch), tmp_path / "out" / LOCK, list[Path]()
     lock.parent.mkdir(parents=True)
     with contextlib.ExitStack() as other:
 
         def end_and_wait(path: Path) -> contextlib.AbstractContextManager[None]:
+            waited_for.append(path)
             monkeypatch.setattr(workers, "locked", locked)
             other.close()
             if finished:
@@ -655,6 +656,7 @@ def test_a_point_that_another_process_works_on_is_waited_for_and_learned_if_that
         other.enter_context(locked(lock))
         monkeypatch.setattr(workers, "locked", end_and_wait)
         assert run(export, data, tmp_path / "out", "mrpc") == 0
+    assert waited_for == [lock]
     assert len(learned) == 1
     assert list(results_of(tmp_path / "out")["tasks"]) == ["mrpc"]
 
