@@ -991,6 +991,18 @@ def test_storage_that_fails_costs_its_task_alone_and_is_told_without_a_traceback
     assert run(export, data, tmp_path / "out", "mrpc,fill_mask") == 0
 
 
+def test_an_error_of_a_file_that_is_no_word_of_the_operating_system_is_told_as_it_is(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Nobody knows what to mend then; the log has where it was raised."""
+    write_mrpc(data)
+    monkeypatch.setattr(experiment, "learn", mock.Mock(side_effect=OSError("the library's own")))
+    assert run(export, data, tmp_path / "out", "mrpc") == 1
+    assert capsys.readouterr().err == "failed: mrpc: the library's own\n"
+    assert [record.message for record in caplog.records if record.exc_info] == ["mrpc failed"]
+
+
 def test_a_finished_point_that_can_not_be_read_for_a_moment(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
