@@ -30,6 +30,7 @@ from tests.browser import headless_browser
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.minilm import MINILM
+from tests.failing import REASON, fail_at
 from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import save_export
 from trainer.model import BertForPreTraining
@@ -286,6 +287,16 @@ def test_a_page_that_no_browser_likes_is_refused() -> None:
     weights = np.broadcast_to(np.float32(1 / 512), (24, 16, 512, 512))
     with pytest.raises(ValueError, match="512 tokens in 24 layers of 16 heads make a page of more than 64 MB"):
         render(Picture(["x"] * 512, weights), "large")
+
+
+def test_an_export_that_can_not_be_read_for_a_moment_is_no_mistake(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = export / "config.json"
+    fail_at(monkeypatch, file)
+    assert main([str(export), "w10", "--output", str(tmp_path / "page.html")]) == 1
+    assert capsys.readouterr() == ("", f"error: {file}: can't be read now ({REASON}); give the same command again\n")
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_no_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,7 @@ from preprocessing.locks import try_lock
 from preprocessing.schema import checksum
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
+from tests.failing import REASON, fail_at
 from tests.trainer.mlflow_store import empty_store, write_run
 from trainer.hugging_face import save_export
 from trainer.leases import remove_export
@@ -337,6 +338,23 @@ def registered(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> str:
     sync(run, "FINISHED")
     run.set_outcome("done")
     return register(run)
+
+
+@pytest.mark.parametrize(
+    "name", ["evaluations/step-000007/results.json", "exports/step-000007/model.safetensors", "corpus.txt"]
+)
+def test_what_can_not_be_read_for_a_moment_is_no_mistake(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    corpus = run.path / "corpus.txt"
+    corpus.write_text("\n".join(DOCUMENTS) + "\n")
+    fail_at(monkeypatch, run.path / name)
+    assert main([str(run.path), "--metric", "mrpc.f1", "--corpus", str(corpus)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert str(run.path / name) in error
+    assert REASON in error
+    assert error.count("\n") == 1
 
 
 def test_mistakes_end_with_one_line(run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
