@@ -275,6 +275,9 @@ def test_a_data_set_that_vanishes_costs_its_task_alone(
     (tmp_path / "away").rename(data / place)
     assert follow(*quick, *final) == 0
     assert tasks_of(run, "step-000009-final") == ["mlm", "mrpc", "stsb"]
+    evaluated.clear()
+    assert follow(*quick, *final) == 0
+    assert evaluated == []  # the results are known to be of these very test sets
 
 
 def test_a_data_set_whose_storage_fails_costs_its_task_alone(
