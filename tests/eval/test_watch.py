@@ -198,10 +198,14 @@ def test_a_look_through_a_link_at_exports_that_lie_there_alone(
     assert evaluated == ["step-000007", "step-000009"]
 
 
-def test_a_run_without_exports_yet(run: RunDirectory, follow: Callable[..., int], evaluated: list[str]) -> None:
+def test_a_run_without_exports_yet(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     shutil.rmtree(run.exports)
+    assert follow("--once") == 0
     assert follow(events=[lambda: None, done(run)]) == 0
     assert evaluated == []
+    assert "no run is there yet" not in caplog.text
 
 
 @pytest.mark.parametrize(("reason", "told"), [("the loss is no number", "the loss is no number"), ("", "see its log")])
