@@ -1227,6 +1227,7 @@ def test_on_kubernetes_evaluation_does_not_take_an_old_ending_for_the_new_traini
     ("job", "echo service/NAME unchanged; echo job.batch/NAME created", 0, False),
     ("trainjob", "echo trainingruntime.trainer.kubeflow.org/NAME unchanged; echo trainjob.trainer.kubeflow.org/NAME "
      "created", 0, False),
+    ("trainjob", "echo trainjob.trainer.kubeflow.org/NAME unchanged", 0, True),
 ])  # fmt: skip
 def test_on_kubernetes_an_old_ending_stays_where_no_training_begins(here, pods, monkeypatch, kind, answer, code, stays):
     run = RunDirectory(here / "runs" / "tiny")
@@ -1270,6 +1271,12 @@ def test_what_a_site_s_sbatch_says_may_be_in_another_encoding(here, slurm, capsy
     slurm.stand_in("sbatch", "sys.stdout.buffer.write(b'Ihr Projekt l\\xe4uft ab\\n41\\n')")
     assert launch() == 0
     assert "pretrain: job 41\n" in capsys.readouterr().out
+
+
+def test_what_kubectl_says_may_be_in_another_encoding(here, pods, monkeypatch, capsys):
+    kubectl(here, r"printf 'ge\344ndert\n'", monkeypatch)
+    assert pretrain_on_kubernetes(here) == 0
+    assert capsys.readouterr().out.startswith("ge\ufffdndert\n")
 
 
 @pytest.mark.parametrize("place", ["slurm", "kubernetes"])
@@ -1982,6 +1989,15 @@ def test_results_that_can_not_be_read_now_are_told(here, capsys, monkeypatch):
     assert main(["all", "--on", "local", "--dry-run", *chain_of()]) == 1
     told = f"error: eval: {here}/results/results.json: can't be read now ({REASON}); give the same command again"
     assert capsys.readouterr().err.startswith(told)
+
+
+def test_results_that_only_the_nodes_user_may_read_are_left_to_the_evaluation(here, monkeypatch):
+    (here / "results").mkdir()
+    write_results(here / "results" / RESULTS, results(here / "run", 4, {}))
+    may = os.access
+    closed = f"{here}/results/{RESULTS}"
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != closed and may(path, mode))
+    assert main(["all", "--on", "local", "--dry-run", *chain_of()]) == 0
 
 
 @pytest.mark.parametrize("may_enter", [True, False])
