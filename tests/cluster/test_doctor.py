@@ -299,6 +299,7 @@ H100 = "NVIDIA H100, 570.86.15, 81559, 0, 0, Not Active, 31"
         ([H200, H200], 1, None, "warning", "2 x NVIDIA H200, 140 GiB, PyTorch sees 1"),
         ([H200, H200], 1, "0", "ok", "2 x NVIDIA H200, 140 GiB, PyTorch sees 1"),
         ([H200, H200], 1, "0,1", "warning", "2 x NVIDIA H200, 140 GiB, PyTorch sees 1"),  # as SLURM sets it
+        ([H200, H200], 2, "0,1,2,3", "ok", "2 x NVIDIA H200, 140 GiB"),  # for nodes with more of them too
         ([H200, H100], 2, None, "warning", "2 x NVIDIA H100, 80 GiB and NVIDIA H200, 140 GiB"),
         ([], 1, None, "ok", "1 by PyTorch, no nvidia-smi"),
         ([], 0, None, "warning", "none"),

@@ -1375,6 +1375,18 @@ def test_what_a_recipe_leaves_open_of_the_model_is_that_of_the_weights(here):
     READERS["pretrain"](given)
 
 
+def test_weights_that_can_not_be_looked_at_for_a_moment_are_no_mistake(here, capsys, monkeypatch):
+    (here / "old").mkdir()
+    (here / "old" / "config.json").write_text("{}")
+    fail_at(monkeypatch, here / "old" / "config.json")
+    words = ["--config", "tiny.toml", "--shards", "shards", "--output", "run", "--init-from", "old"]
+    assert main(["pretrain", "--on", "local", "--dry-run", "--", *words]) == 1
+    error = capsys.readouterr().err
+    assert f"{here}/old/config.json" in error
+    assert REASON in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("word", "told"),
     [

@@ -17,6 +17,7 @@ from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import report
 from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.schema import PAIR
+from tests.failing import REASON, fail_at
 from trainer.config import load_recipe
 from trainer.deepspeed_config import without_communication
 from trainer.model import parameter_count
@@ -464,6 +465,16 @@ def test_what_a_recipe_leaves_open_of_its_model_is_that_of_given_weights(tmp_pat
     assert given == capsys.readouterr().out
     assert run(*asked) == 2
     assert "name by --init-from its folder" in capsys.readouterr().err
+
+
+def test_weights_that_can_not_be_looked_at_for_a_moment_are_no_mistake(tmp_path, capsys, monkeypatch):
+    BertConfig(vocab_size=30522).save_pretrained(tmp_path)
+    fail_at(monkeypatch, tmp_path / "config.json")
+    assert run("--recipe", "continued", "--gpu", "h200", "--gpus", "1", "--init-from", str(tmp_path)) == 1
+    error = capsys.readouterr().err
+    assert str(tmp_path / "config.json") in error
+    assert REASON in error
+    assert error.count("\n") == 1
 
 
 def test_a_recipe_whose_model_is_not_that_of_given_weights_is_refused_as_by_the_trainer(tmp_path, capsys):
