@@ -224,14 +224,25 @@ def test_what_the_trainer_refuses_under_zero_3_is_not_planned():
     recipe = load_recipe(ROOT / "trainer/recipes/bert_large.toml", ["train.fused=true", "data.token_multiple=1024"])
     made = plan(recipe, gpus=8)
     assert (made.stages[3].refused, made.stages[3].hours) == ("not with train.fused", None)
-    wide = replace(recipe, model=replace(recipe.model, hidden_size=6144, intermediate_size=24576))
-    with pytest.raises(ConfigError, match="not even one sequence") as refused:
-        plan(wide, gpu="a100-40", gpus=8)
-    assert "ZeRO 3" not in str(refused.value)
+    for settings, advised in (([], True), (["train.fused=true", "data.token_multiple=2"], False)):
+        recipe = load_recipe(ROOT / "trainer/recipes/bert_large.toml", settings)
+        wide = replace(recipe, model=replace(recipe.model, hidden_size=6144, intermediate_size=24576))
+        with pytest.raises(ConfigError, match="not even one sequence") as refused:
+            plan(wide, gpu="a100-40", gpus=8)
+        assert ("ZeRO 3" in str(refused.value)) == advised
 
 
-def test_a_configuration_with_a_micro_batch_is_planned_by_the_plan_s_own(tmp_path, capsys):
-    config = json.loads((ROOT / "ds_config.json").read_text()) | {"train_micro_batch_size_per_gpu": 8}
+def test_a_gpu_that_what_fills_tokens_up_fills_alone_is_too_small():
+    recipe = load_recipe(
+        ROOT / "trainer/recipes/bert_large.toml", ["train.cuda_graphs=true", "data.token_multiple=65536"]
+    )
+    with pytest.raises(ConfigError, match="not even one sequence"):
+        plan(recipe, gpu="a100-40", gpus=8)
+
+
+@pytest.mark.parametrize("setting", [{"train_micro_batch_size_per_gpu": 8}, {"gradient_accumulation_steps": 3}])
+def test_a_configuration_with_a_micro_batch_is_planned_by_the_plan_s_own(tmp_path, capsys, setting):
+    config = json.loads((ROOT / "ds_config.json").read_text()) | setting
     (tmp_path / "ds.json").write_text(json.dumps(config))
     command = ["--recipe", "demo", "--gpu", "h200", "--gpus", "2", "--deepspeed_config", str(tmp_path / "ds.json")]
     assert main(command) == 0
