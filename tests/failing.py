@@ -38,6 +38,7 @@ def failures_in_turn(patch: pytest.MonkeyPatch, folder: Path, work: Callable[[],
     """Have each opening of a file in a folder, and each look at one, fail that a piece of work needs, one at a time.
 
     As a network's disk does, for a moment; and Path asks as from Python 3.14 on, so that it says no where that fails.
+    So does what os.access asks, which says no then, and what lists a folder.
 
     Args:
         patch: undoes it.
@@ -56,8 +57,19 @@ def failures_in_turn(patch: pytest.MonkeyPatch, folder: Path, work: Callable[[],
 
         return ask_or_fail
 
+    def no_where_it_fails(ask: Callable[..., bool]) -> Callable[..., bool]:
+        def ask_or_deny(*args: Any, **kwargs: Any) -> bool:
+            try:
+                return ask(*args, **kwargs)
+            except OSError:
+                return False
+
+        return ask_or_deny
+
     patch.setattr(Path, "open", failing_at_times(Path.open))
-    patch.setattr(os, "stat", failing_at_times(os.stat))
+    for name in ("stat", "listdir", "scandir"):
+        patch.setattr(os, name, failing_at_times(getattr(os, name)))
+    patch.setattr(os, "access", no_where_it_fails(failing_at_times(os.access)))
     for name, ask in (("exists", os.path.exists), ("is_file", os.path.isfile), ("is_dir", os.path.isdir)):
         patch.setattr(Path, name, lambda path, ask=ask: ask(path))
     work()

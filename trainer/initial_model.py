@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from preprocessing.schema import checksum, checksum_of
 from preprocessing.status import exists, is_file
-from preprocessing.storage_errors import UnavailableError, comes_of_passing
+from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_passing, unavailable
 from preprocessing.tokenization import TOKENIZER_FILE, VOCABULARY_FILE, VocabularyError, load_vocabulary, load_words
 from trainer.checkpoint import RUN_STATE, Learner, RunState, read_run_state
 from trainer.config import Recipe, load_recipe
@@ -45,9 +45,10 @@ def initial_model(init_from: Path | None, run: RunDirectory) -> BertConfig | Non
 
     Raises:
         ConfigError: a configuration can't be read, or is of no model that we have.
+        UnavailableError: storage fails, maybe for a moment only.
     """
-    if os.access(run.config, os.R_OK):  # which raises nothing, whatever keeps one from looking
-        return load_recipe(run.config).model if os.access(run.initial_weights, os.F_OK) else None
+    if _may(run.config, os.R_OK):
+        return load_recipe(run.config).model if _may(run.initial_weights, os.F_OK) else None
     return given_model(init_from) if init_from else None
 
 
@@ -63,8 +64,8 @@ def check_is_export(directory: Path) -> None:
 
 
 def tells_its_model(directory: Path) -> bool:
-    """Whether this user can read there which model the weights are of."""
-    return any(os.access(directory / name, os.R_OK) for name in (CONFIG, RUN_STATE))
+    """Whether this user can read there which model the weights are of; an UnavailableError where storage fails."""
+    return any(_may(directory / name, os.R_OK) for name in (CONFIG, RUN_STATE))
 
 
 def given_model(directory: Path) -> BertConfig:
@@ -73,8 +74,9 @@ def given_model(directory: Path) -> BertConfig:
     Raises:
         ConfigError: there is no such directory, it is neither, or what it says of its model can't be read or is of no
             model that we have.
+        UnavailableError: storage fails, maybe for a moment only.
     """
-    if not os.access(directory, os.F_OK):
+    if not _may(directory, os.F_OK):
         hub = "a model of the Hugging Face hub comes into one by `hf download NAME --local-dir DIR`"
         raise ConfigError(f"--init-from: {directory}: no such folder; {_newest_around(directory) or hub}")
     return find_given(directory).model
@@ -132,7 +134,7 @@ class GivenExport(Given):
     @property
     @override
     def model(self) -> BertConfig:
-        if not os.access(self.directory / CONFIG, os.F_OK) and (newest := _newest_around(self.directory)):
+        if not _may(self.directory / CONFIG, os.F_OK) and (newest := _newest_around(self.directory)):
             raise ConfigError(f"--init-from: {self.directory}: neither a checkpoint nor an export; {newest}")
         try:
             return load_config(self.directory)
@@ -257,9 +259,36 @@ class GivenCheckpoint(Given):
 
 
 def find_given(directory: Path) -> GivenExport | GivenCheckpoint:
-    """What --init-from names, by what lies there."""
-    is_checkpoint = os.access(directory / RUN_STATE, os.F_OK) or any(directory.glob("state-*-of-*"))
+    """What --init-from names, by what lies there.
+
+    Raises:
+        UnavailableError: storage fails, maybe for a moment only.
+    """
+    is_checkpoint = _may(directory / RUN_STATE, os.F_OK) or any(_parts(directory))
     return GivenCheckpoint(directory) if is_checkpoint else GivenExport(directory)
+
+
+def _parts(directory: Path) -> list[Path]:
+    """What seems to be a checkpoint's tensors."""
+    try:  # glob would pass over storage that fails, from Python 3.13 on, and call a checkpoint an export
+        return [path for path in directory.iterdir() if path.match("state-*-of-*")]
+    except OSError as error:
+        if is_passing(error):
+            raise unavailable(directory, error.strerror) from error
+        return []
+
+
+def _may(path: Path, mode: int) -> bool:
+    """As os.access, whose no is not believed where storage fails, maybe for a moment only: that's UnavailableError."""
+    if os.access(path, mode):
+        return True
+    try:
+        path.stat()
+    except OSError as error:
+        if is_passing(error):
+            raise unavailable(path, error.strerror) from error
+        return False
+    return os.access(path, mode)
 
 
 def _newest_around(path: Path) -> str:

@@ -202,6 +202,8 @@ def _paths(directory: Path) -> list[Path]:
         names = sorted(path.name for path in directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         names = []
+    except OSError as error:
+        raise StateError(f"{directory}: can't be read ({error.strerror})") from error
     matches = [match for name in names if (match := _FILE.fullmatch(name))]
     found, world = [match[0] for match in matches], int(matches[0][1]) if matches else 1
     for name, expected in zip_longest(found, (file_name(rank, world) for rank in range(world))):

@@ -36,7 +36,15 @@ from trainer.corpus import open_corpus
 from trainer.data import SampleStream
 from trainer.files import read_lines, write_atomically
 from trainer.hugging_face import Export, load_config
-from trainer.initial_model import GivenCheckpoint, GivenExport, check_is_export, find_given, given_model
+from trainer.initial_model import (
+    GivenCheckpoint,
+    GivenExport,
+    check_is_export,
+    find_given,
+    given_model,
+    tells_its_model,
+)
+from trainer.initial_model import initial_model as given_initial_model
 from trainer.model import BertForPreTraining, parameter_shapes, pretraining_losses
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
@@ -237,6 +245,7 @@ def test_a_checkpoint_that_is_another_or_damaged_on_a_node_begins_nothing(call, 
 
 def look_through(directory, recipe, shards):
     """At all that a start reads of what it begins with."""
+    given_model(directory)
     given = find_given(directory)
     given.check_vocabulary(open_corpus([str(shards)]))
     given.check(load_recipe(recipe))
@@ -258,11 +267,12 @@ def test_storage_that_fails_is_told_from_a_beginning_that_is_damaged(checkpoint,
         assert "Stale file handle" in message
         assert "; give the same command again" in message
         part = "state-" if path.name.startswith("state-") else path.name  # threads read the parts, in any order
-        assert str(directory / part) in message
-    assert told == {"exports": {"config.json", "model.safetensors", "vocab.txt"}, "checkpoints": {
-        RUN_STATE, "state-00000-of-00002.safetensors", "state-00000-of-00002.blake2b",
-        "state-00001-of-00002.safetensors", "state-00001-of-00002.blake2b",
-    }}[kind]  # fmt: skip
+        assert str(directory if path == directory else directory / part) in message
+    assert told == {directory.name, RUN_STATE} | {
+        "exports": {"config.json", "model.safetensors", "vocab.txt"},
+        "checkpoints": {"state-00000-of-00002.safetensors", "state-00000-of-00002.blake2b",
+                        "state-00001-of-00002.safetensors", "state-00001-of-00002.blake2b"},
+    }[kind]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["exports", "checkpoints"])
@@ -456,6 +466,33 @@ def test_weights_of_another_vocabulary_are_refused(call, shards, tmp_path, file,
     assert codes == [2]
     assert f"{other} has another vocabulary than {shards}: {told}" in log
     assert not (tmp_path / "continued").exists()
+
+
+@pytest.mark.parametrize("ask", [
+    given_model, tells_its_model, find_given, lambda directory: GivenExport(directory).model,
+    lambda directory: given_initial_model(None, RunDirectory(directory)),
+])  # fmt: skip
+def test_what_can_not_be_looked_at_is_not_called_missing_nor_something_else(tmp_path, monkeypatch, ask):
+    """A start would end as failed, and a checkpoint be taken for an export."""
+    (tmp_path / "exports" / "step-000001").mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as it says where storage fails
+    monkeypatch.setattr(os, "stat", mock.Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+    with pytest.raises(
+        UnavailableError, match=rf"^{tmp_path}.*: can't be read now \(Input/output error\); give the same"
+    ):
+        ask(tmp_path)
+
+
+def test_what_a_user_may_not_look_at_is_no_beginning(tmp_path, monkeypatch):
+    """So a launch goes on without, where the nodes' user may."""
+    refused = OSError(errno.EACCES, os.strerror(errno.EACCES))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "stat", mock.Mock(side_effect=refused))
+    monkeypatch.setattr(os, "listdir", mock.Mock(side_effect=refused))
+    monkeypatch.setattr(os, "scandir", mock.Mock(side_effect=refused))
+    assert not tells_its_model(tmp_path)
+    assert given_initial_model(None, RunDirectory(tmp_path)) is None
+    assert isinstance(find_given(tmp_path), GivenExport)
 
 
 def test_an_export_that_can_not_be_looked_at_is_not_called_missing(tmp_path, monkeypatch):
