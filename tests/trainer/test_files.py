@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.limits import room_for
-from trainer.files import DamagedFileError, append_line, incomplete, publish, read_lines, write_atomically
+from trainer.files import DamagedFileError, append_line, discard, incomplete, publish, read_lines, write_atomically
 
 DAMAGED_LINES = [b"{", b'{"step": \xff}', b"\0" * 13, b"", b"[" * 100_000, b"9" * 5000]
 
@@ -186,3 +186,27 @@ def test_a_link_to_a_folder_is_replaced_as_often_as_a_folder(tmp_path):
         assert (place / "file").read_text() == text
     assert [path.name for path in place.parent.iterdir()] == ["mrpc"]
     assert (tmp_path / "disk").is_dir()
+
+
+def test_what_a_killed_process_left_of_what_it_replaced_is_in_nobody_s_way(tmp_path):
+    place = tmp_path / "point"
+    for folder in (place, incomplete(place), tmp_path / ".point.replaced"):
+        folder.mkdir()
+        (folder / "file").write_text(folder.name)
+    publish(incomplete(place), place)
+    assert [path.name for path in tmp_path.iterdir()] == ["point"]
+    assert (place / "file").read_text() == ".point.incomplete"
+
+
+def test_what_can_not_be_deleted_stays(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    link, folder = tmp_path / "link", tmp_path / "folder"
+    folder.mkdir()
+    link.symlink_to(folder)
+    monkeypatch.setattr(Path, "unlink", fail)
+    monkeypatch.setattr(os, "rmdir", fail)
+    for path in (link, folder):
+        discard(path)
+        assert path.is_dir()

@@ -30,7 +30,7 @@ from trainer.lineage import code_version
 from trainer.model import parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.sharded_state import MOMENTS, WEIGHTS, Flat, Fragment, write_state
-from trainer.start import _other_shards, check_run, find_beginning, take_over, warn_of_other_bits, write_run
+from trainer.start import _other_shards, check_run, find_beginning, reopen, take_over, warn_of_other_bits, write_run
 from trainer.world import World
 
 
@@ -116,6 +116,16 @@ def test_a_start_goes_on_from_the_newest_checkpoint(begun):
     begun.write_checkpoint(2)
     begun.write_checkpoint(4)
     assert begun.take_over() == 4
+
+
+@pytest.mark.parametrize(("ending", "left"), [("failed", None), ("requeue", None), ("done", "done")])
+def test_how_a_run_ended_is_open_again_once_it_is_taken_over_but_for_what_is_done(begun, ending, left):
+    """What crashes then would be told as what came of an earlier start; and what is done may have more to train."""
+    begun.run.set_outcome(ending, "why")
+    begun.take_over()
+    assert begun.run.ending == left
+    reopen(begun.run)
+    assert begun.run.ending is None
 
 
 @pytest.mark.parametrize(("other", "message"), [
@@ -304,6 +314,10 @@ def test_settings_that_change_what_is_computed_are_told(begun, recipe, deepspeed
     assert "(bf16.enabled: True -> None; zero_optimization.stage: 2 -> 3): samples and masks are the same" in told
     assert "passed over samples that this one does not: give data.skip=[[8,16],[40,48],[50,56]], if they" in told
     assert start(load_recipe(recipe, ["data.skip=[[44,60]]"])).count("give data.skip=") == 0
+    smaller = load_recipe(recipe, ["data.skip=[[44,60]]", "phases.0.micro_batch_size=1"])
+    told = "phases.0.micro_batch_size: 2 -> 1: from here on the same samples and masks as without this change, but other"
+    assert told in start(smaller)
+    assert start(smaller) == ""
 
 
 @pytest.mark.parametrize("left", [b"{", b"\xff\xfe", None])
