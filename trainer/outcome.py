@@ -10,6 +10,7 @@ failed    11          failed: REASON       what will come again: wrong settings,
 crashed   12          none                 killed, out of memory, a node or a rank was lost,   starts it again, a few times
                                            or asked to end without room for a checkpoint
 none      2           no such folder       a mistyped RUN, or no start has made it yet         tells a person; or makes RUN first
+none      1           can't be read        storage fails, maybe for a moment only              asks again
 """  # noqa: E501  a table
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from preprocessing.command_line import OneLineParser
+from preprocessing.storage_errors import exit_code, is_passing, unavailable
 from preprocessing.terminal import in_line, show, tell_error
 from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
@@ -39,8 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         run.stat()
         outcome = RunDirectory(run).outcome
     except OSError as error:
-        tell_error(f"{run}: not a run directory ({error.strerror})")
-        return MISTAKE
+        told = (
+            unavailable(run, error.strerror) if is_passing(error) else f"{run}: not a run directory ({error.strerror})"
+        )
+        tell_error(told)
+        return exit_code(error)
     word, reason = outcome or ("crashed", "it left no word of how it ended")
     show(word)  # or not, as on a full disk: the exit code tells it too
     if reason:

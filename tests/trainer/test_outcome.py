@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +54,23 @@ def test_a_folder_that_is_not_there_is_a_mistake_and_no_reason_to_start_again(tm
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err == rf"error: {tmp_path}/no\nwhere: not a run directory (No such file or directory)" + "\n"
+
+
+@pytest.mark.parametrize("call", ["stat", "read_text"])
+def test_a_run_that_can_not_be_read_for_a_moment_is_no_mistake(tmp_path, monkeypatch, capsys, call):
+    """Whoever asks again gets the word."""
+
+    def fail(*_, **__):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    RunDirectory(tmp_path).set_outcome("requeue", "asked to stop")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, call, fail)
+        assert outcome.main([str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == f"error: {tmp_path}: can't be read now (Stale file handle); give the same command again\n"
+    assert outcome.main([str(tmp_path)]) == 10
 
 
 def test_a_run_that_was_made_and_never_began_has_crashed(tmp_path, capsys):

@@ -315,7 +315,9 @@ def test_settings_that_change_what_is_computed_are_told(begun, recipe, deepspeed
     assert "passed over samples that this one does not: give data.skip=[[8,16],[40,48],[50,56]], if they" in told
     assert start(load_recipe(recipe, ["data.skip=[[44,60]]"])).count("give data.skip=") == 0
     smaller = load_recipe(recipe, ["data.skip=[[44,60]]", "phases.0.micro_batch_size=1"])
-    told = "phases.0.micro_batch_size: 2 -> 1: from here on the same samples and masks as without this change, but other"
+    told = (
+        "phases.0.micro_batch_size: 2 -> 1: from here on the same samples and masks as without this change, but other"
+    )
     assert told in start(smaller)
     assert start(smaller) == ""
 
