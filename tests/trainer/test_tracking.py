@@ -15,6 +15,8 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 from mlflow.entities import Run
@@ -432,6 +434,29 @@ def test_a_training_is_followed(run: RunDirectory, store: str, monkeypatch: pyte
     assert_complete(run, store, found.info.run_id)
 
 
+def test_how_a_training_ended_that_can_not_be_read_for_a_moment_is_carried_over_by_a_sync(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And what is done does not end as a crash."""
+    read_text = Path.read_text
+
+    def fail(path: Path, *args: Any, **kwargs: Any) -> str:
+        if path == run.outcome_file:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return read_text(path, *args, **kwargs)
+
+    run.set_outcome("done")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", fail)
+        with Tracker(run, "tests", system_metrics=False):
+            pass
+    assert_complete(run, store, only_run(store).info.run_id)
+    (told,) = caplog.messages
+    assert told.startswith("MLflow has not received everything; to catch up later, run ")
+    assert main(["sync", str(run.path)]) == 0
+    assert only_run(store).info.status == "FINISHED"
+
+
 def test_no_system_metrics_is_no_reason_to_stop(
     run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -637,6 +662,11 @@ def test_mistakes_end_with_one_line(
     long = tmp_path / ("long" * 100)  # not to be looked at, as what others may not enter
     assert main(["sync", str(long)]) == 2
     assert capsys.readouterr().err == f"error: {long / 'config.toml'}: File name too long\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", mock.Mock(side_effect=OSError(errno.ESTALE, os.strerror(errno.ESTALE))))
+        assert main(["sync", str(run.path)]) == 1
+    told = f"error: {run.config}: can't be read now (Stale file handle); give the same command again\n"
+    assert capsys.readouterr().err == told
     with room_for(0):
         assert main(["sync", str(run.path)]) == 1
     told = f"error: {run.tracking}: can't be read or written (File too large); try again later\n"

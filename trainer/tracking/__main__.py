@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Sequence
 
 from preprocessing.command_line import OneLineParser
+from preprocessing.storage_errors import exit_code, is_passing, unavailable
 from preprocessing.terminal import in_line, show, tell_error
 from trainer.credentials import without_credentials
 from trainer.paths import parse_path
@@ -29,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell_error(f"{run.path}: not a run directory (no {run.config.name})")
         return 2
     except OSError as error:
-        tell_error(f"{run.config}: {error.strerror}")
-        return 2
+        tell_error(unavailable(run.config, error.strerror) if is_passing(error) else f"{run.config}: {error.strerror}")
+        return exit_code(error)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         tell_error(f"{run.config}: damaged ({error})")
         return 2

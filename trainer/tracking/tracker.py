@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import Any
@@ -49,7 +50,8 @@ class Tracker:
 
     def __exit__(self, *_: object) -> None:
         """Carry over the rest and close the MLflow run; when patience ends, give up and say how to do it later."""
-        self._ended = "FINISHED" if self._run.ending in ("done", "requeue") else "FAILED"
+        with contextlib.suppress(OSError):  # MLflow gets the rest, and how it ended by a sync later
+            self._ended = "FINISHED" if self._run.ending in ("done", "requeue") else "FAILED"
         self._done.set()
         self._thread.join(self._patience)
         if not self._finished:
@@ -69,7 +71,8 @@ class Tracker:
                 self._system_metrics = monitor is not None
         if monitor is not None:
             monitor.finish()
-        self._finished = not self._lost and self._try_sync(self._ended) is not None and not self._problem
+        is_carried_over = not self._lost and self._try_sync(self._ended) is not None and not self._problem
+        self._finished = is_carried_over and self._ended is not None
 
     def _try_sync(self, status: Status | None) -> str | None:
         run_id, problem = None, ""
