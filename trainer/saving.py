@@ -131,10 +131,13 @@ class Saver:
 def export_if_missing(run: RunDirectory, step: int, model: BertConfig) -> None:
     """Make the export of a checkpoint where a kill came between the two; one that can't be made costs nothing else."""
     checkpoint, export = run.checkpoint(step), run.export(step)
-    if step and not exists(export):
-        _report_export(
-            _problem_of(lambda: export_checkpoint(run, read_run_state(checkpoint), checkpoint, export, model))
-        )
+
+    def make_if_missing() -> None:
+        if not exists(export):
+            export_checkpoint(run, read_run_state(checkpoint), checkpoint, export, model)
+
+    if step:
+        _report_export(_problem_of(make_if_missing))
 
 
 def _report_export(problem: Problem | None) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -239,6 +240,15 @@ def test_an_export_that_is_there_is_not_made_again_and_none_before_the_first_ste
     assert made == caplog.messages == []
 
 
+def test_an_export_that_can_not_be_looked_for_costs_nothing_else(run, monkeypatch, caplog):
+    """The first rank would end at its start, while the others wait for it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", mock.Mock(side_effect=OSError(errno.ESTALE, os.strerror(errno.ESTALE))))
+        export_if_missing(run, 4, BertConfig(vocab_size=64))
+    (told,) = caplog.messages
+    assert told.startswith("the export can't be written ([Errno 116] Stale file handle); to make it later, run ")
+
+
 class OddError(Exception):
     """Such as safetensors', of which nobody thought."""
 
@@ -252,7 +262,9 @@ def test_whatever_goes_wrong_is_known(error):
     def work():
         raise error
 
-    assert "no room" in _problem_of(work).text
+    problem = _problem_of(work)
+    assert "no room" in problem.text
+    assert not problem.passes
 
 
 @pytest.mark.parametrize("error", [OddError(), OSError(), ValueError(), MemoryError()])
