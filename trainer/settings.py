@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-import os
 import re
 import tomllib
 from collections.abc import Sequence
@@ -18,6 +17,8 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import pydantic
+
+from preprocessing.status import exists
 
 _OF_TYPES = {"tuple_type": "Input should be a list, in square brackets"}  # TOML has no tuples
 _DEEPEST = 4  # files that extend one another
@@ -108,7 +109,11 @@ def read_toml(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
             f"{_DEEPEST} files"
         )
     base = path.with_name(parent)
-    if not os.access(base, os.F_OK):
+    try:
+        is_there = exists(base)
+    except OSError as error:
+        raise ConfigError(f"{base}: can't read the {what} ({error.strerror})") from error
+    if not is_there:
         known = f" from {_RECIPES}" if (_RECIPES / parent).is_file() else ""
         raise ConfigError(
             f'{path}: extends = "{parent}", which is not in {base.absolute().parent}; copy it there{known}'

@@ -1,9 +1,13 @@
+import errno
 import json
+import os
 import re
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
+from preprocessing.storage_errors import exit_code
 from tests.trainer.conftest import ROOT, TINY
 from trainer.config import differences, load_recipe, to_toml
 from trainer.model import BertConfig, parameter_count
@@ -129,6 +133,17 @@ def test_a_recipe_that_is_extended_and_not_there_is_told_by_the_file_that_names_
         load_recipe(tmp_path / "mine.toml")
     with pytest.raises(ConfigError, match=r'"my_own\.toml", which is not in .*; copy it there$'):
         load_recipe(tmp_path / "other.toml")
+
+
+def test_a_recipe_that_is_extended_and_can_not_be_looked_at_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "base.toml").write_text(TINY, encoding="utf-8")
+    (tmp_path / "child.toml").write_text('extends = "base.toml"\n', encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)  # as it says where storage fails
+        patch.setattr(os, "stat", mock.Mock(side_effect=OSError(errno.ESTALE, os.strerror(errno.ESTALE))))
+        with pytest.raises(ConfigError, match=r"base\.toml: can't read the recipe \(Stale file handle\)$") as told:
+            load_recipe(tmp_path / "child.toml")
+    assert exit_code(told.value) == 1, "it may pass"
 
 
 @pytest.mark.parametrize(
