@@ -25,6 +25,7 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import OperationalError
 
 from preprocessing.locks import wait_and_lock
+from tests.failing import fail_at
 from tests.limits import room_for
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
 from trainer.files import append_line, read_lines
@@ -652,6 +653,21 @@ def test_a_store_that_found_no_room_is_made_when_there_is_some(
         with room_for(200_000), pytest.raises(OperationalError):
             sync(run)
     assert_complete(run, f"sqlite:///{run.path.parent / 'mlflow.db'}", sync(run))
+
+
+@pytest.mark.parametrize("opened", [1, 2, 3])
+def test_a_cursor_that_can_not_be_read_for_a_moment_is_told_in_a_line(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], opened: int
+) -> None:
+    run.set_outcome("done")
+    prepare(run, "tests")
+    with monkeypatch.context() as patch:
+        fail_at(patch, run.tracking, opened)
+        assert main(["sync", str(run.path)]) == 1
+    told = capsys.readouterr().err
+    assert "Input/output error" in told
+    assert told.count("\n") == 1
+    assert main(["sync", str(run.path)]) == 0
 
 
 def test_mistakes_end_with_one_line(

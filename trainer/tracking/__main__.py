@@ -37,9 +37,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         prepare(run, experiment)  # for a run that trained with tracking.enabled=false
+        return _carry_over(run)
     except OSError as error:
         tell_error(f"{run.tracking}: can't be read or written ({error.strerror}); try again later")
         return 1
+
+
+def _carry_over(run: RunDirectory) -> int:
+    """Sync, and tell how far MLflow has got, or what is in the way; returns the exit code.
+
+    Raises:
+        OSError: the file that names the MLflow run can't be read.
+    """
     before = 0
     with contextlib.suppress(ValueError):  # damaged, as sync tells
         before = _steps(run)
