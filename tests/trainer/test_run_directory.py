@@ -1,9 +1,13 @@
+import errno
+import os
 import re
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tests.limits import room_for, too_many_open_files
-from trainer.run_directory import CheckpointError, Outcome, RunDirectory, step_folders
+from trainer.run_directory import CheckpointError, Outcome, RunDirectory, newest_around, step_folders
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def test_a_run_and_what_others_have_written_are_not_new(run, files):
 
 def touch(run, files):
     for file in files:
-        (run.path / file).parent.mkdir(exist_ok=True)
+        (run.path / file).parent.mkdir(parents=True, exist_ok=True)
         (run.path / file).touch()
 
 
@@ -95,6 +99,48 @@ def test_weights_that_a_run_began_with_are_not_guessed(run, left):
 
 
 def test_a_folder_that_is_no_step_is_passed_over(tmp_path):
-    for name in ("step-000010", "step-9x", "step-000002", "step-", "step-4", "step-0000004", "step-1000000"):
+    for name in ("step-000010", "step-9x", "step-000002", "step-", "step-4", "step-0000004", "step-1000000",
+                 "step-999999"):  # fmt: skip
         (tmp_path / name).mkdir()
-    assert [path.name for path in step_folders(tmp_path)] == ["step-000002", "step-000010", "step-1000000"]
+    found = [path.name for path in step_folders(tmp_path)]
+    assert found == ["step-000002", "step-000010", "step-999999", "step-1000000"]
+
+
+def test_where_no_folder_is_there_are_no_steps_and_one_that_can_not_be_listed_is_not_empty(run, monkeypatch):
+    """A run that seems to have no checkpoint would begin again."""
+    assert step_folders(run.checkpoints) == []
+    run.checkpoints.touch()
+    assert step_folders(run.checkpoints) == []
+    monkeypatch.setattr(Path, "iterdir", mock.Mock(side_effect=OSError(errno.ESTALE, os.strerror(errno.ESTALE))))
+    with pytest.raises(OSError, match="Stale file handle"):
+        run.candidates()
+
+
+def test_what_is_newest_is_found_from_anywhere_in_a_run(run):
+    touch(run, ["checkpoints/step-000004/file", "checkpoints/step-000008/file", "exports/step-000004/file"])
+    for place in (".", "checkpoints", "exports/step-000004", "checkpoints/step-000006"):
+        assert newest_around(run.path / place, "checkpoints") == run.checkpoint(8)
+        assert newest_around(run.path / place, "exports") == run.export(4)
+    assert newest_around(run.path.parent, "exports") is None
+
+
+@pytest.mark.parametrize(("number", "error", "told"), [
+    (errno.EACCES, CheckpointError, "run: can't be read (Permission denied); choose another --output"),
+    (errno.EIO, OSError, "Input/output error"),
+])  # fmt: skip
+def test_a_directory_that_can_not_be_looked_at_is_a_mistake_unless_that_may_pass(run, monkeypatch, number, error, told):
+    monkeypatch.setattr(Path, "iterdir", mock.Mock(side_effect=OSError(number, os.strerror(number))))
+    with pytest.raises(error, match=f"{re.escape(told)}$"):
+        run.check()
+
+
+def test_what_is_no_run_is_none_to_begin_in(run):
+    run.check()
+    RunDirectory(run.path / "nowhere").check()
+    touch(run, ["thesis.tex"])
+    with pytest.raises(CheckpointError, match=r"run: holds something that is not a run; choose another --output$"):
+        run.check()
+    with pytest.raises(CheckpointError, match=r"thesis\.tex: a file; choose another --output$"):
+        RunDirectory(run.path / "thesis.tex").check()
+    run.config.touch()
+    run.check()
