@@ -200,8 +200,6 @@ def _paths(directory: Path) -> list[Path]:
     """The files of all ranks, in their order; what people leave beside them is passed over."""
     try:
         names = sorted(path.name for path in directory.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        names = []
     except OSError as error:
         raise StateError(f"{directory}: can't be read ({error.strerror})") from error
     matches = [match for name in names if (match := _FILE.fullmatch(name))]

@@ -1,5 +1,9 @@
+import errno
 import json
+import os
 import re
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -152,6 +156,15 @@ def test_a_name_that_tells_of_more_ranks_than_there_are_files_costs_nothing(tmp_
     (tmp_path / file_name(0, 99_999)).touch()
     with pytest.raises(StateError, match=r"state-00001-of-99999\.safetensors is missing from this checkpoint"):
         verify_state(tmp_path)
+
+
+def test_a_checkpoint_that_can_not_be_listed_is_told_with_what_keeps_from_it(tmp_path, monkeypatch):
+    with pytest.raises(StateError, match=r"nowhere: can't be read \(No such file or directory\)$"):
+        verify_state(tmp_path / "nowhere")
+    monkeypatch.setattr(Path, "iterdir", mock.Mock(side_effect=OSError(errno.ESTALE, os.strerror(errno.ESTALE))))
+    with pytest.raises(StateError, match=r"can't be read \(Stale file handle\)$") as told:
+        verify_state(tmp_path)
+    assert comes_of_passing(told.value)
 
 
 def test_files_of_two_numbers_of_ranks_are_no_checkpoint(tmp_path):
