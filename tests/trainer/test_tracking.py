@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 import tracemalloc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -1024,6 +1025,30 @@ def test_an_evaluation_that_has_no_way_now_stops_no_other(
     assert [path.name for path in run.pending_evaluations.iterdir()] == ["0.json"]
     assert main(["sync", str(run.path)]) == 0
     assert list(run.pending_evaluations.iterdir()) == []
+
+
+def test_evaluations_that_can_not_be_looked_for_wait(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For a moment, on a network's disk; everything else is carried over."""
+    run.pending_evaluations.mkdir()
+    (run.pending_evaluations / "0.json").write_text(json.dumps(WAITING))
+    iterdir = Path.iterdir
+
+    def fail(path: Path) -> Iterator[Path]:
+        if path == run.pending_evaluations:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return iterdir(path)
+
+    run.set_outcome("done")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", fail)
+        assert main(["sync", str(run.path)]) == 1
+    told = f"error: {run.pending_evaluations}: can't be looked through for evaluations that wait (Stale file handle)"
+    assert capsys.readouterr().err == f"{told}; try again later\n"
+    assert_complete(run, store, only_run(store).info.run_id)
+    assert main(["sync", str(run.path)]) == 0
+    assert len(all_runs(store)) == 2
 
 
 def test_an_evaluation_that_was_put_aside_and_mended_is_carried_over(run: RunDirectory, store: str) -> None:

@@ -190,17 +190,27 @@ def carry_over_pending(run: RunDirectory, cursor: Cursor) -> None:
     One that can't be carried over is put aside, so that the others are, and that it is told once.
 
     Raises:
-        WaitingError: one goes on waiting; those after it do not.
+        WaitingError: one goes on waiting; those after it do not. Or nobody can see now which wait.
     """
     store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id)
     problem = ""
-    for path in sorted(run.pending_evaluations.glob("*.json")):
+    for path in _pending(run, cursor):
         try:
             _carry_over_or_put_aside(store, path)
         except OSError as error:  # no permission for a file, or no room
             problem = problem or f"{path} waits: {first_line(error)}"
     if problem:
         raise WaitingError(problem, cursor.run_id)
+
+
+def _pending(run: RunDirectory, cursor: Cursor) -> list[Path]:
+    try:  # glob would pass over storage that fails, from Python 3.13 on, and none would seem to wait
+        return sorted(path for path in run.pending_evaluations.iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        told = f"{run.pending_evaluations}: can't be looked through for evaluations that wait ({error.strerror})"
+        raise WaitingError(told, cursor.run_id) from error
 
 
 def _carry_over_or_put_aside(store: Store, path: Path) -> None:
