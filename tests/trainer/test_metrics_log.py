@@ -1,12 +1,13 @@
 """Files of metrics: searched by step, cut back to a checkpoint's, whatever a crash has left in them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.trainer.test_files import DAMAGED_LINES
 from trainer import metrics_log
-from trainer.files import append_line, read_lines
+from trainer.files import append_line, incomplete, read_lines
 from trainer.metrics_log import cut_metrics, end_of_step
 from trainer.run_directory import RunDirectory
 
@@ -130,3 +131,19 @@ def test_a_file_without_a_good_line_ends_where_it_begins(tmp_path):
         path.write_bytes(content)
         with path.open("rb") as file:
             assert end_of_step(file, 1) == 0
+
+
+def test_metrics_without_a_damaged_line_are_on_disk_before_they_take_the_others_place(run, monkeypatch):
+    """Or a power cut could leave none at all."""
+    run.metrics.write_text('{"step": 1}\n{\n{"step": 2}\n')
+    done, replace = [], Path.replace
+
+    def replace_and_note(path, target):
+        done.append(f"{path.name} takes the place of {target.name}")
+        return replace(path, target)
+
+    monkeypatch.setattr(metrics_log, "sync", lambda path: done.append(f"{path.name} is on disk"))
+    monkeypatch.setattr(Path, "replace", replace_and_note)
+    cut_metrics(run, 1)
+    new = incomplete(run.metrics).name
+    assert done == [f"{new} is on disk", f"{new} takes the place of metrics.jsonl"]
