@@ -1,5 +1,6 @@
 """What a session puts together; tests/trainer/test_pretrain.py trains with it."""
 
+import dataclasses
 import math
 import multiprocessing
 import time
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from tests.trainer.shard_factory import write_shards
+from trainer.checkpoint import Learner
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
+from trainer.determinism import arithmetic_of
 from trainer.engine import GlobalCounts
 from trainer.files import append_line, read_lines
 from trainer.loading import DamagedShardError, LoaderError
@@ -250,3 +253,17 @@ def test_a_held_out_loss_that_was_lower_before_the_end_is_told_with_the_export_o
     lowest = "the held-out loss of masked words was lowest after step 10: 2.0000, and is 2.5000 now"
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ([lowest + told.format(exports=session.run.exports)] if told is not None else [])
+
+
+def test_a_checkpoint_says_how_and_of_what_it_was_trained(recipe, shards, tmp_path):
+    """What a resume compares, and what another run must know to begin with it."""
+    session = of_session(recipe, shards, tmp_path, "train.seed=7")
+    session.written = Written("checksum", {"libraries": {"torch": "2.12.0"}})
+    state = session._state(4, SimpleNamespace(loss_scale=None))
+    assert (state.step, state.samples) == (4, 32)
+    assert (state.config_blake2b, state.code) == session.written
+    assert state.manifest_blake2b == session.shards.manifest_blake2b
+    assert (state.world_size, state.threads) == (1, torch.get_num_threads())
+    assert state.arithmetic == arithmetic_of(torch.device("cpu"))
+    model, vocabulary = dataclasses.asdict(session.recipe.model), session.shards.vocabulary.blake2b
+    assert state.learner == Learner(model, vocabulary, "bert_adam", seed=7)
