@@ -115,6 +115,14 @@ def test_a_run_that_would_go_on_from_where_it_had_diverged_does_not(recipe, tmp_
     check_not_diverged(run, load_recipe(recipe), 6)
 
 
+def test_a_run_that_has_diverged_at_its_last_step_is_told_so_again(recipe, tmp_path):
+    run = RunDirectory(tmp_path)
+    begin_checkpoint(run, 8)
+    commit_checkpoint(run, RunState(8, 64, 1, 1, "m", "c", trend=LossTrend(mean=4.5, lowest=2.0, good_step=4)))
+    with pytest.raises(DivergedError, match=r"^step 8: the loss rose after step 4"):
+        check_not_diverged(run, load_recipe(recipe), 8)
+
+
 def test_a_run_that_may_diverge_keeps_no_trend(recipe, tmp_path):
     divergence = of_run(recipe, tmp_path, "train.divergence=0")
     divergence.trend = LossTrend(mean=4.5, lowest=2.0, good_step=5)
