@@ -231,28 +231,42 @@ def test_rates_are_of_the_time_that_a_step_waits_and_computes():
 
 @pytest.mark.parametrize(("losses", "exports", "told"), [
     ([3.0, 2.0, 2.5], [10, 12], "; the export that is nearest to that step is {exports}/step-000010"),
-    ([3.0, 2.0, 2.5], [9, 12], "; the export that is nearest to that step is {exports}/step-000009"),
+    ([3.0, 2.0, 2.5], [3, 9, 12], "; the export that is nearest to that step is {exports}/step-000009"),
     ([3.0, 2.0, 2.5], [], ""),
     ([3.0, 2.0, 2.009], [10, 12], None),
     ([3.0, 2.5, 2.0], [10, 12], None),
     ([3.0, 2.0, math.nan], [10, 12], None),
     ([math.nan, 2.0, 2.5], [], ""),
+    ([None, 2.0, 2.5], [], ""),
     ([], [10, 12], None),
 ])  # fmt: skip
 def test_a_held_out_loss_that_was_lower_before_the_end_is_told_with_the_export_of_then(
     two_phases, shards, tmp_path, caplog, losses, exports, told
 ):
-    """In the last phase alone: losses of another length don't compare."""
+    """In the last phase alone: losses of another length don't compare. And some have none, as nothing was predicted."""
     session = of_session(two_phases, shards, tmp_path, "phases.1.steps=9")
     session.deepspeed_configs = [{}, {}]
     for step, loss in zip((3, 9, 10, 12), [1.0, *losses], strict=False):
-        append_line(session.run.validation_metrics, {"step": step, "mlm_loss": loss})
+        append_line(
+            session.run.validation_metrics, {"step": step} if loss is None else {"step": step, "mlm_loss": loss}
+        )
     for step in exports:
         session.run.export(step).mkdir(parents=True)
     assert session.train(12) == ("done", "")
     lowest = "the held-out loss of masked words was lowest after step 10: 2.0000, and is 2.5000 now"
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ([lowest + told.format(exports=session.run.exports)] if told is not None else [])
+
+
+def test_a_held_out_loss_that_was_lower_before_the_end_of_a_phase_is_told_where_that_is_to_be_the_last_step(
+    two_phases, shards, tmp_path, caplog
+):
+    session = of_session(two_phases, shards, tmp_path, "train.max_steps=3")
+    session.deepspeed_configs = [{}, {}]
+    for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5)):
+        append_line(session.run.validation_metrics, {"step": step, "mlm_loss": loss})
+    assert session.train(3) == ("done", "")
+    assert "lowest after step 2: 2.0000, and is 2.5000 now" in caplog.text
 
 
 def test_a_checkpoint_says_how_and_of_what_it_was_trained(recipe, shards, tmp_path):
