@@ -25,7 +25,7 @@ from tests.eval.small_data import write_mrpc, write_stsb
 from tests.failing import REASON, fail_at
 from trainer.hugging_face import WEIGHTS
 
-LISTING = "scandir" if sys.version_info >= (3, 14) else "listdir"  # what Path.iterdir calls
+LISTING = "scandir" if sys.version_info >= (3, 13) else "listdir"  # what Path.iterdir calls
 ONE_POINT = ("--epochs", "1", "--learning-rates", "1e-3", "--batch-sizes", "8")
 
 
