@@ -14,7 +14,7 @@ from eval.errors import UsageError
 from eval.results import NEXT_WORDS, RESULTS, by_command, is_learned, read_results
 from eval.storage import reading
 from preprocessing.schema import checksum
-from preprocessing.status import exists, is_dir, is_file
+from preprocessing.status import entries, exists, is_dir, is_file
 from trainer.hugging_face import WEIGHTS
 from trainer.naming import tell_apart
 from trainer.run_directory import RunDirectory
@@ -113,7 +113,7 @@ def find_results(folders: Iterable[Path]) -> Iterator[Path]:
     """Every results.json in some folders, one folder below each, or among a run's evaluations; each once.
 
     Raises:
-        UnavailableError: a folder can't be read now. (To glob it would be empty, from Python 3.13 on.)
+        UnavailableError: a folder can't be read now.
     """
     found = (
         (folder / RESULTS).resolve()
@@ -126,8 +126,8 @@ def find_results(folders: Iterable[Path]) -> Iterator[Path]:
 
 def _entries(folder: Path) -> list[Path]:
     """What is in a folder; nothing where there is none, or none for this user."""
-    with reading(folder), suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        return sorted(folder.iterdir())
+    with reading(folder), suppress(PermissionError):
+        return entries(folder)
     return []
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eval.errors import UsageError
-from preprocessing.status import exists, is_dir
+from preprocessing.status import exists, is_dir, may
 from preprocessing.storage_errors import is_no_file, unavailable
 
 
@@ -49,20 +49,12 @@ def check_output(folder: Path, files: Iterable[Path] = ()) -> None:
     nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not is_dir(nearest):
         raise UsageError(f"{nearest}: not a directory; choose another place")
-    if not _may(nearest, os.W_OK | os.X_OK):
+    if not may(nearest, os.W_OK | os.X_OK):
         raise UsageError(f"{nearest}: no permission to write there; get it, or choose another place")
     for file in files:
         check_replaceable(file)
-        if exists(file) and not _may(file, os.W_OK):
+        if exists(file) and not may(file, os.W_OK):
             raise UsageError(f"{file}: no permission to write it; get it, or choose another place")
-
-
-def _may(path: Path, mode: int) -> bool:
-    """As os.access, whose no where storage fails is not taken for one: there, a look raises OSError."""
-    if os.access(path, mode):
-        return True
-    path.stat()
-    return os.access(path, mode)
 
 
 def check_replaceable(file: Path) -> None:

@@ -230,7 +230,7 @@ def run(argv: Sequence[str]) -> None:
     Raises:
         ShardError: no finished shards there, or damaged ones.
         VocabularyError: a damaged tokenizer.
-        UnavailableError: one of both can't be read now.
+        UnavailableError: one of both can't be read, or a histogram written, now.
     """
     ours = parser()
     found = ours.parse_args(argv)
@@ -259,8 +259,7 @@ def run(argv: Sequence[str]) -> None:
             told = f"--histograms {found.histograms}: can't write there ({reason(error)})"
             if not is_passing(error):
                 ours.error(f"{told}; name a folder")
-            tell_error(f"{told}; give the same command again", "inspect")
-            raise SystemExit(exit_code(error)) from error
+            raise UnavailableError(f"{told}; give the same command again") from error
         _show("\nDrawn:", *(f"  {in_line(str(path))}" for path in drawn))
     if found.verify:
         _show(f"\nVerified: the checksums of {len(shards.manifest.shards)} shards are those of the manifest.")

@@ -1,7 +1,8 @@
 """What is at a path.
 
-These raise where storage fails, as Path.exists, is_file and is_dir did before Python 3.14: since then they say no, and
-who believes that may begin anew what is there, or delete what somebody holds.
+These raise where storage fails, as Path.exists, is_file and is_dir did before Python 3.14 and Path.glob before 3.13:
+since then they say no, or find nothing, and os.access always did. Who believes that may begin anew what is there, or
+delete what somebody holds.
 """
 
 from __future__ import annotations
@@ -47,3 +48,20 @@ def is_dir(path: Path | str) -> bool:
     """Whether a folder is at a path; raises as status."""
     found = status(path)
     return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def may(path: Path | str, mode: int) -> bool:
+    """Whether something is at a path and this user may do with it what os.access is asked for; raises as status."""
+    return os.access(path, mode) or (exists(path) and os.access(path, mode))
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder, sorted; nothing where there is none.
+
+    Raises:
+        OSError: it can't be listed.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,19 @@ from typing import Any
 import pytest
 
 REASON = os.strerror(errno.EIO)
+LISTING = "scandir" if sys.version_info >= (3, 13) else "listdir"  # what Path.iterdir calls
+
+
+def fail_on(patch: pytest.MonkeyPatch, owner: Any, call: str, place: Path, number: int = errno.EIO) -> None:
+    """Have a call on a path fail, a module's or a class's, as on a broken disk."""
+    really_call = getattr(owner, call)
+
+    def fail(path: Any, *others: Any, **more: Any) -> Any:
+        if str(path) == str(place):
+            raise OSError(number, os.strerror(number), str(path))
+        return really_call(path, *others, **more)
+
+    patch.setattr(owner, call, fail)
 
 
 def fail_at(patch: pytest.MonkeyPatch, file: Path, opened: int | None = None, *, named: bool = True) -> None:

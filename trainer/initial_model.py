@@ -8,12 +8,13 @@ import json
 import logging
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 
 from typing_extensions import override
 
 from preprocessing.schema import checksum, checksum_of
-from preprocessing.status import exists, is_file
+from preprocessing.status import entries, exists, is_file, may
 from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_passing, unavailable
 from preprocessing.tokenization import TOKENIZER_FILE, VOCABULARY_FILE, VocabularyError, load_vocabulary, load_words
 from trainer.checkpoint import RUN_STATE, Learner, RunState, read_run_state
@@ -270,25 +271,25 @@ def find_given(directory: Path) -> GivenExport | GivenCheckpoint:
 
 def _parts(directory: Path) -> list[Path]:
     """What seems to be a checkpoint's tensors."""
-    try:  # glob would pass over storage that fails, from Python 3.13 on, and call a checkpoint an export
-        return [path for path in directory.iterdir() if path.match("state-*-of-*")]
-    except OSError as error:
-        if is_passing(error):
-            raise unavailable(directory, error.strerror) from error
-        return []
+    with _looking(directory):
+        return [path for path in entries(directory) if path.match("state-*-of-*")]
+    return []
 
 
 def _may(path: Path, mode: int) -> bool:
-    """As os.access, whose no is not believed where storage fails, maybe for a moment only: that's UnavailableError."""
-    if os.access(path, mode):
-        return True
+    with _looking(path):
+        return may(path, mode)
+    return False
+
+
+@contextlib.contextmanager
+def _looking(path: Path) -> Iterator[None]:
+    """Around a look, which ends where this user may not; where storage fails, that is an UnavailableError."""
     try:
-        path.stat()
+        yield
     except OSError as error:
         if is_passing(error):
             raise unavailable(path, error.strerror) from error
-        return False
-    return os.access(path, mode)
 
 
 def _newest_around(path: Path) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
-from preprocessing.status import exists, is_dir, is_file
+from preprocessing.status import entries, exists, is_dir, is_file
 from preprocessing.storage_errors import is_passing
 from preprocessing.terminal import in_line
 from trainer.files import incomplete, write_atomically
@@ -193,10 +193,7 @@ def step_name(step: int) -> str:
 
 def step_folders(folder: Path) -> list[Path]:
     """Those that are named after a step, the earliest first; what people leave beside them is passed over."""
-    try:  # glob would pass over storage that fails, from Python 3.13 on, and a run would begin again
-        found = [path for path in folder.iterdir() if re.fullmatch(r"step-[0-9]{6,18}", path.name)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    found = [path for path in entries(folder) if re.fullmatch(r"step-[0-9]{6,18}", path.name)]
     return sorted((path for path in found if path.name == step_name(step_number(path))), key=step_number)
 
 

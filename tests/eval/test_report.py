@@ -43,8 +43,7 @@ from preprocessing.markdown import markdown_table, plain
 from tests.browser import headless_browser
 from tests.conftest import ROOT
 from tests.eval.evaluations import results, task, write_evaluation
-from tests.eval.test_results import LISTING, fail_on
-from tests.failing import REASON, fail_at, failures_in_turn
+from tests.failing import LISTING, REASON, fail_at, fail_on, failures_in_turn
 from tests.trainer.mlflow_store import metrics, write_run
 from trainer.files import append_line
 from trainer.tracking.store import default_tracking_uri

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -22,10 +21,9 @@ from eval.evaluated import find_results, read_evaluations
 from eval.run import main
 from eval.showing import filled_table
 from tests.eval.small_data import write_mrpc, write_stsb
-from tests.failing import REASON, fail_at
+from tests.failing import LISTING, REASON, fail_at, fail_on
 from trainer.hugging_face import WEIGHTS
 
-LISTING = "scandir" if sys.version_info >= (3, 13) else "listdir"  # what Path.iterdir calls
 ONE_POINT = ("--epochs", "1", "--learning-rates", "1e-3", "--batch-sizes", "8")
 
 
@@ -42,18 +40,6 @@ def data(tmp_path: Path) -> Path:
 def run(export: Path, output: Path, tasks: str, *options: object) -> int:
     words = ("--checkpoint", export, "--output", output, "--tasks", tasks, "--no-tracking", *options)
     return main(list(map(str, words)))
-
-
-def fail_on(patch: pytest.MonkeyPatch, module: ModuleType, call: str, place: Path, number: int = errno.EIO) -> None:
-    """Have a call of Python's fail on a path, as of a broken disk."""
-    really_call = getattr(module, call)
-
-    def fail(path: Any, *others: Any, **more: Any) -> Any:
-        if str(path) == str(place):
-            raise OSError(number, os.strerror(number), str(path))
-        return really_call(path, *others, **more)
-
-    patch.setattr(module, call, fail)
 
 
 def results_of(output: Path) -> dict[str, Any]:

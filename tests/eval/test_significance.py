@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ from tests.eval.small_data import (
     write_stsb,
     write_table,
 )
-from tests.failing import failures_in_turn
+from tests.failing import fail_on, failures_in_turn
 from trainer.hugging_face import save_export
 
 TASKS = "mrpc,stsb,mnli,codah,squad_v1,squad_v2,conll2003,conll2003_last"
@@ -317,13 +316,6 @@ def test_storage_that_fails_for_a_moment_is_no_mistake(
 def test_what_is_for_another_user_to_read_is_not_to_be_evaluated_again(
     copies: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    really_open = Path.open
-
-    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
-        if path == copies[0] / name:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return really_open(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", refuse)
+    fail_on(monkeypatch, Path, "open", copies[0] / name, errno.EACCES)
     told = f"error: {copies[0] / name}: this user may not read it; ask its owner for that\n"
     assert refused(capsys, *copies, "--tasks", "mrpc,squad_v1,conll2003") == told

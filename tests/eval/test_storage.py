@@ -53,6 +53,6 @@ def test_storage_that_fails_where_a_permission_is_asked_for_refuses_none(
     check_output(tmp_path)  # of which the next look knows better
     monkeypatch.setattr(os, "access", mock.Mock(return_value=False))
     monkeypatch.setattr("eval.storage.is_dir", mock.Mock(return_value=True))
-    monkeypatch.setattr(Path, "stat", mock.Mock(side_effect=OSError(errno.EIO, REASON)))
+    monkeypatch.setattr(os, "stat", mock.Mock(side_effect=OSError(errno.EIO, REASON)))
     with pytest.raises(OSError, match=REASON):
         check_output(tmp_path)

@@ -32,8 +32,7 @@ from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
 from tests.eval.processes import assert_free, assert_interrupted, wait_for
 from tests.eval.small_data import write_mrpc, write_stsb, write_table
-from tests.eval.test_results import fail_on
-from tests.failing import REASON, fail_at
+from tests.failing import REASON, fail_at, fail_on
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
 from trainer.hugging_face import WEIGHTS, save_export

@@ -32,6 +32,7 @@ from preprocessing.files import (
 )
 from preprocessing.sources import StorageError
 from preprocessing.storage_errors import exit_code
+from tests.failing import fail_on
 from tests.preprocessing import memory_filesystem
 
 
@@ -85,14 +86,7 @@ def test_a_folder_that_can_not_be_looked_into_is_not_taken_for_an_empty_one(
     """A job that is there would be taken for none, and another one begun among its files."""
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "file").touch()
-    scandir = os.scandir
-
-    def fail(path: str) -> Any:
-        if Path(path) == tmp_path / name:
-            raise OSError(number, os.strerror(number), path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", fail)
+    fail_on(monkeypatch, os, "scandir", tmp_path / name, number)
     with pytest.raises(OSError, match=os.strerror(number)):
         names_below(str(tmp_path))
 

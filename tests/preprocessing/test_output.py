@@ -22,6 +22,7 @@ from preprocessing.output import clear, clear_work, difference, other_benchmark,
 from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.sources import StorageError
 from preprocessing.work_files import WorkFile
+from tests.failing import fail_on
 from tests.preprocessing.maker import Maker, contents, rows
 
 
@@ -296,14 +297,7 @@ def test_whether_a_file_is_of_shards_whose_manifest_can_not_be_read_is_not_guess
     make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:
     make(tmp_path / "first", "--books", books / "*.txt")
-    read_text = files.read_text
-
-    def unreadable(path: str) -> str | None:
-        if path == f"{tmp_path}/first/manifest.json":
-            raise OSError(number, os.strerror(number), path)
-        return read_text(path)
-
-    monkeypatch.setattr(files, "read_text", unreadable)
+    fail_on(monkeypatch, files, "read_text", tmp_path / "first" / "manifest.json", number)
     said = make.error(tmp_path / "second", "--books", tmp_path / "first" / "**", code=code)
     assert f"{tmp_path}/first/manifest.json: can't be read ({os.strerror(number)}), so it can't be told" in said
 

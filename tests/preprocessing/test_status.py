@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from preprocessing.status import exists, is_dir, is_file, status
+from preprocessing.status import entries, exists, is_dir, is_file, may, status
+from tests.failing import LISTING, fail_on
 
 
 @pytest.fixture
@@ -64,3 +65,28 @@ def test_what_can_not_be_told_is_not_taken_for_nothing(
     monkeypatch.setattr(os, "stat", fail)
     with pytest.raises(OSError, match=os.strerror(number)):
         ask(folder / "file")
+
+
+def test_what_a_user_may_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert may(folder / "file", os.R_OK)
+    assert may(folder / "to folder", os.W_OK | os.X_OK)
+    assert not may(folder / "file", os.X_OK)
+    assert not may(folder / "nothing", os.F_OK)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as it says where storage fails
+    assert not may(folder / "file", os.R_OK)
+    fail_on(monkeypatch, os, "stat", folder / "file")
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        may(folder / "file", os.R_OK)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_folder_that_can_not_be_listed_is_not_taken_for_an_empty_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    (folder / "folder" / ".b").touch()
+    (folder / "folder" / "a").mkdir()
+    assert [path.name for path in entries(folder / "to folder")] == [".b", "a"]
+    assert entries(folder / "nothing") == entries(folder / "file") == entries(folder / "file" / "below") == []
+    fail_on(monkeypatch, os, LISTING, folder / "folder", number)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        entries(folder / "folder")

@@ -101,10 +101,16 @@ def test_weights_that_each_phase_has_of_its_own_are_compared_with_those_of_all(r
     assert divergence.trend == trend
 
 
+def diverged_at(step, path):
+    """A run with a checkpoint of a step that was trained after its loss had risen."""
+    run = RunDirectory(path)
+    begin_checkpoint(run, step)
+    commit_checkpoint(run, RunState(step, 8 * step, 1, 1, "m", "c", trend=LossTrend(mean=4.5, lowest=2.0, good_step=4)))
+    return run
+
+
 def test_a_run_that_would_go_on_from_where_it_had_diverged_does_not(recipe, tmp_path):
-    run = RunDirectory(tmp_path)
-    begin_checkpoint(run, 6)
-    commit_checkpoint(run, RunState(6, 48, 1, 1, "m", "c", trend=LossTrend(mean=4.5, lowest=2.0, good_step=4)))
+    run = diverged_at(6, tmp_path)
     with pytest.raises(DivergedError, match=r"step 6: the loss rose after step 4 and stays 2\.5 nats above its lowest"):
         check_not_diverged(run, load_recipe(recipe), 6)
     check_not_diverged(run, load_recipe(recipe, ["train.divergence=3"]), 6)
@@ -116,9 +122,7 @@ def test_a_run_that_would_go_on_from_where_it_had_diverged_does_not(recipe, tmp_
 
 
 def test_a_run_that_has_diverged_at_its_last_step_is_told_so_again(recipe, tmp_path):
-    run = RunDirectory(tmp_path)
-    begin_checkpoint(run, 8)
-    commit_checkpoint(run, RunState(8, 64, 1, 1, "m", "c", trend=LossTrend(mean=4.5, lowest=2.0, good_step=4)))
+    run = diverged_at(8, tmp_path)
     with pytest.raises(DivergedError, match=r"^step 8: the loss rose after step 4"):
         check_not_diverged(run, load_recipe(recipe), 8)
 

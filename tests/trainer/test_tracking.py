@@ -12,11 +12,9 @@ import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -26,7 +24,7 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import OperationalError
 
 from preprocessing.locks import wait_and_lock
-from tests.failing import fail_at
+from tests.failing import fail_at, fail_on
 from tests.limits import room_for
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
 from trainer.files import append_line, read_lines
@@ -440,16 +438,9 @@ def test_how_a_training_ended_that_can_not_be_read_for_a_moment_is_carried_over_
     run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And what is done does not end as a crash."""
-    read_text = Path.read_text
-
-    def fail(path: Path, *args: Any, **kwargs: Any) -> str:
-        if path == run.outcome_file:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        return read_text(path, *args, **kwargs)
-
     run.set_outcome("done")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", fail)
+        fail_on(patch, Path, "read_text", run.outcome_file, errno.ESTALE)
         with Tracker(run, "tests", system_metrics=False):
             pass
     assert_complete(run, store, only_run(store).info.run_id)
@@ -1033,16 +1024,9 @@ def test_evaluations_that_can_not_be_looked_for_wait(
     """For a moment, on a network's disk; everything else is carried over."""
     run.pending_evaluations.mkdir()
     (run.pending_evaluations / "0.json").write_text(json.dumps(WAITING))
-    iterdir = Path.iterdir
-
-    def fail(path: Path) -> Iterator[Path]:
-        if path == run.pending_evaluations:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        return iterdir(path)
-
     run.set_outcome("done")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "iterdir", fail)
+        fail_on(patch, Path, "iterdir", run.pending_evaluations, errno.ESTALE)
         assert main(["sync", str(run.path)]) == 1
     told = f"error: {run.pending_evaluations}: can't be looked through for evaluations that wait (Stale file handle)"
     assert capsys.readouterr().err == f"{told}; try again later\n"
