@@ -334,7 +334,7 @@ def _is_there(run: RunDirectory) -> bool:
 
 def _conclude(run: RunDirectory, outcome: Outcome | None, failed: set[Path]) -> int:
     """Carry over to MLflow what still waits, and say what went wrong."""
-    if outcome and any(run.pending_evaluations.glob("*.json")):
+    if outcome and _some_may_wait(run):
         _carry_over(run)
     for output in sorted(failed):
         print(in_line(f"failed: {output}"), file=sys.stderr)
@@ -343,6 +343,13 @@ def _conclude(run: RunDirectory, outcome: Outcome | None, failed: set[Path]) -> 
         print(in_line(f"failed: the training of {run.path}: {why}"), file=sys.stderr)
         return 1
     return 1 if failed else 0
+
+
+def _some_may_wait(run: RunDirectory) -> bool:
+    try:
+        return bool(run.waiting_evaluations)
+    except OSError:  # as a sync tells
+        return True
 
 
 def _carry_over(run: RunDirectory) -> None:

@@ -104,6 +104,11 @@ class RunDirectory:
         return self.exports / step_name(step)
 
     @property
+    def waiting_evaluations(self) -> list[Path]:
+        """Those that MLflow has not got yet, by their names; an OSError where nobody can tell now."""
+        return [path for path in entries(self.pending_evaluations) if path.suffix == ".json"]
+
+    @property
     def outcome(self) -> Outcome | None:
         """How the trainer ended; None while it runs and where it crashed."""
         try:

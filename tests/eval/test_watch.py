@@ -32,7 +32,7 @@ from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
 from tests.eval.processes import assert_free, assert_interrupted, wait_for
 from tests.eval.small_data import write_mrpc, write_stsb, write_table
-from tests.failing import REASON, fail_at, fail_on
+from tests.failing import LISTING, REASON, fail_at, fail_on
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
 from trainer.hugging_face import WEIGHTS, save_export
@@ -742,6 +742,22 @@ def test_what_waits_for_mlflow_goes_on_waiting_where_that_is_out_of_reach(
     assert follow() == 0
     (warning,) = (message for message in caplog.messages if message.startswith("MLflow: "))
     assert warning.endswith(f"; later: python -m trainer.tracking sync {run.path}")
+
+
+def test_that_nobody_can_tell_what_waits_for_mlflow_is_told_at_the_end(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    empty_store(run.path.parent / "mlflow.db")
+    prepare(run, "tests")
+    run.pending_evaluations.mkdir()
+    run.set_outcome("done")
+    fail_on(monkeypatch, os, LISTING, run.pending_evaluations)
+    assert follow() == 0
+    (warning,) = (message for message in caplog.messages if message.startswith("MLflow: "))
+    told = f"{run.pending_evaluations}: can't be looked through for evaluations that wait ({REASON})"
+    assert warning == f"MLflow: {told}; later: python -m trainer.tracking sync {run.path}"
 
 
 def test_the_password_of_an_mlflow_that_is_out_of_reach_is_not_shown(

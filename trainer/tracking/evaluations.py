@@ -21,7 +21,7 @@ from mlflow.entities import Metric, Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from preprocessing.status import entries, is_dir, is_file
+from preprocessing.status import is_dir, is_file
 from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
 from trainer.tracking.store import (
@@ -205,7 +205,7 @@ def carry_over_pending(run: RunDirectory, cursor: Cursor) -> None:
 
 def _pending(run: RunDirectory, cursor: Cursor) -> list[Path]:
     try:
-        return [path for path in entries(run.pending_evaluations) if path.suffix == ".json"]
+        return run.waiting_evaluations
     except OSError as error:
         told = f"{run.pending_evaluations}: can't be looked through for evaluations that wait ({error.strerror})"
         raise WaitingError(told, cursor.run_id) from error
