@@ -13,15 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eval.errors import UsageError
 from eval.grid import grid
 from eval.inputs import list_sentences
 from eval.parts import checksums_of, read_parts, without_tests
 from eval.plan import adapt, search_of
 from eval.probe import SENTENCES
+from eval.storage import reading
 from eval.tasks import Task
 from eval.tasks.finetuned import FineTuned
 from preprocessing.schema import ShardDirectory, ShardError
-from preprocessing.storage_errors import UnavailableError
 from trainer.hugging_face import CONFIG
 
 
@@ -60,10 +61,10 @@ class Asked:
 
     @cached_property
     def _shards(self) -> ShardDirectory | None:
-        """Those that are asked for; None where they can't be read."""
+        """Those that are asked for; None where they are none, or not for this user to read."""
         try:
             return ShardDirectory(self._arguments.shards) if self._arguments.shards else None
-        except (ShardError, UnavailableError):
+        except ShardError:
             return None
 
     def difference(self, name: str, found: Mapping[str, Any], export: Path) -> Difference | None:
@@ -73,6 +74,9 @@ class Asked:
             name: of the task.
             found: results of one command that have it, see eval.results.by_command.
             export: that was evaluated.
+
+        Raises:
+            UnavailableError: the shards that are asked for, or the export's configuration, can't be read now.
         """
         task, content = self._tasks[name], found["tasks"][name]
         if (version := content.get("version", task.version)) != task.version:
@@ -130,9 +134,15 @@ class Asked:
 
 
 def _positions(export: Path) -> int | None:
-    """Of a model; None where it can't be told, which is not the place to say so."""
+    """Of a model; None where it can't be told, which is not the place to say so.
+
+    Raises:
+        UnavailableError: it can't be told now.
+    """
+    file = export / CONFIG
     try:
-        positions = json.loads((export / CONFIG).read_text(encoding="utf-8"))["max_position_embeddings"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        with reading(file):
+            positions = json.loads(file.read_text(encoding="utf-8"))["max_position_embeddings"]
+    except (OSError, UsageError, ValueError, LookupError, TypeError, RecursionError):
         return None
     return positions if isinstance(positions, int) else None

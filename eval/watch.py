@@ -118,10 +118,11 @@ class Watch:
                 problem = ""
                 if outcome and outcome.ending in ("done", "failed") and not busy:
                     return outcome
-            except OSError as error:  # such as of a network's file system that is away for a while
-                if problem != str(error):
-                    _log.warning("%s: can't be read (%s); it is tried again at every look", self._run.path, error)
-                problem = str(error)
+            except (OSError, UnavailableError) as error:  # such as of a network's file system that is away for a while
+                why = str(error.__cause__ or error)
+                if problem != why:
+                    _log.warning("%s: can't be read (%s); it is tried again at every look", self._run.path, why)
+                problem = why
             time.sleep(poll)
 
     def evaluate(self, ending: Ending | None) -> bool:
@@ -132,6 +133,10 @@ class Watch:
 
         Returns:
             Whether other watchers still work on some of it.
+
+        Raises:
+            OSError: the run can't be read.
+            UnavailableError: what results would be compared with can't be read now.
         """
         busy = False
         for job in self._jobs(ending):
@@ -321,6 +326,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.once:
             watch.evaluate(run.ending)
         outcome = run.outcome if arguments.once else watch.follow(arguments.poll)
+    except UnavailableError as error:
+        tell_error(error)
+        return exit_code(error)
     except OSError as error:
         tell_error(f"{run.path}: can't be read ({error}); mend that and look again")
         return exit_code(error)

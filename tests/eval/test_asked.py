@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from eval.options import parse
 from eval.results import read_results
 from eval.run import main
 from eval.tasks import select
+from preprocessing.storage_errors import UnavailableError
 from tests.eval.small_data import write_mrpc
+from tests.failing import fail_at
 from tests.trainer.shard_factory import write_shards
 
 ONE_POINT = ("--epochs", "1", "--learning-rates", "1e-3")
@@ -113,6 +116,19 @@ def test_samples_of_shards_that_can_not_be_read_are_not_judged(compare: Compare,
 @pytest.mark.parametrize("config", ["{", "[]", "[" * 100_000, '{"max_position_embeddings": "48"}'])
 def test_lengths_are_not_judged_where_the_export_does_not_tell_its_own(compare: Compare, config: str) -> None:
     assert compare("mrpc", "--max-length", "16", config=config) is None
+
+
+@pytest.mark.parametrize("file", ["shards/manifest.json", "config.json"])
+def test_what_can_not_be_read_for_a_moment_is_not_taken_for_the_same(
+    compare: Compare, export: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    held_out = Path(shutil.copytree(shards, tmp_path / "shards"))
+    assert compare("mlm", held_out=held_out) is None
+    place = tmp_path / file if file.startswith("shards") else export / file
+    fail_at(monkeypatch, place)
+    monkeypatch.setattr("tests.eval.test_asked.main", lambda _: 0)  # the results are there
+    with pytest.raises(UnavailableError, match=f"{place}: can't be read now"):
+        compare("mlm", held_out=held_out)
 
 
 def test_other_sentences(compare: Compare, tmp_path: Path) -> None:

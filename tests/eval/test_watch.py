@@ -35,6 +35,7 @@ from tests.eval.small_data import write_mrpc, write_stsb, write_table
 from tests.failing import LISTING, REASON, fail_at, fail_on
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
+from tests.trainer.shard_factory import write_shards
 from trainer.hugging_face import WEIGHTS, save_export
 from trainer.run_directory import RunDirectory, step_name
 from trainer.tracking import prepare, sync
@@ -810,6 +811,28 @@ def test_a_data_set_of_the_final_tasks_that_is_missing_is_told_at_once(
     assert error.startswith(f"error: {data}: no train.tsv in RTE/")
     assert error.count("\n") == 1
     assert not (run.path / "evaluations").exists()
+
+
+def test_results_are_not_taken_for_what_is_asked_while_that_can_not_be_read(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], shards: Path, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """For good, since what is settled is not looked at again."""
+    others = write_shards(tmp_path / "shards", sequence_lengths=(32, 40, 64), validation=(6, 6))
+    assert main([str(run.path), "--tasks", "mlm", "--shards", str(others), *OPTIONS, "--once"]) == 0
+    manifest = shards / "manifest.json"
+    with monkeypatch.context() as patch:
+        fail_on(patch, Path, "read_bytes", manifest)
+        assert follow("--tasks", "mlm", "--once") == 1
+        told = f"{manifest}: can't be read now ({REASON}); give the same command again"
+        assert capsys.readouterr().err == f"error: {told}\n"
+        assert follow("--tasks", "mlm", events=[lambda: None, lambda: (patch.undo(), done(run)())]) == 1
+    again = f"{run.path}: can't be read ([Errno 5] {REASON}: '{manifest}'); it is tried again at every look"
+    assert caplog.messages.count(again) == 1
+    for step in ("step-000007", "step-000009"):
+        folder = run.path / "evaluations" / step
+        assert f"{folder}: made with other shards; delete the folder to have it evaluated anew" in caplog.messages
+    assert evaluated == ["step-000007", "step-000009"]
 
 
 @pytest.mark.parametrize("name", ["MRPC/train.tsv", "sentences.txt"])
