@@ -30,7 +30,7 @@ def publish(
         experiments: those of this command that have results.
         there: tasks that have results, those of earlier commands too.
         failed: tasks that are known to have failed, and why; those are added whose predictions can't be written, or
-            whose points can't be read any more.
+            whose points can't be read any more, and GLUE's where its submission can't be written.
 
     Returns:
         The paths of both, as far as there is something of this command in them, below the output.
@@ -46,7 +46,12 @@ def publish(
                 print(f"note: {told}; --save-models replaces it", file=sys.stderr)
     published = [f"{PREDICTED}/{name}" for name in names]
     outdated = {experiment.task.name for experiment in experiments} - {*names}
-    return [*published, SUBMISSION] if _submit(output, there, outdated, names, failed) else published
+    submitted, unwritten = False, dict[str, str]()
+    with going_on(unwritten, SUBMISSION):
+        submitted = _submit(output, there, outdated, names, failed)
+    for why in unwritten.values():
+        failed.update({name: f"without {SUBMISSION}: {why}" for name in names if name in GROUPS["glue"]} | failed)
+    return [*published, SUBMISSION] if submitted else published
 
 
 def _submit(

@@ -20,7 +20,7 @@ from eval import experiment
 from eval.evaluated import find_results, read_evaluations
 from eval.run import main
 from eval.showing import filled_table
-from tests.eval.small_data import write_mrpc, write_stsb
+from tests.eval.small_data import write_mrpc, write_stsb, write_swag
 from tests.failing import LISTING, REASON, fail_at, fail_on
 from trainer.hugging_face import WEIGHTS
 
@@ -208,6 +208,24 @@ def test_predictions_that_can_not_be_read_for_a_moment_keep_no_submission_of_oth
     with zipfile.ZipFile(submission) as archive:
         assert archive.namelist() == ["STS-B.tsv"]
     assert results_of(out)["files"] == ["predictions/mrpc", "predictions/stsb", "glue_submission.zip"]
+
+
+def test_a_submission_that_can_not_be_written_costs_no_results(
+    export: Path, data: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_swag(data)
+    words = ("mrpc,swag,stsb", "--data", data, *ONE_POINT, "--test")
+    incomplete = out / ".glue_submission.zip.incomplete"
+    with monkeypatch.context() as patch:
+        fail_at(patch, incomplete)
+        assert run(export, out, *words) == 1
+    told = f"without glue_submission.zip: {incomplete}: {REASON}; mend that, and run the same command again"
+    assert capsys.readouterr().err == f"failed: mrpc: {told}\nfailed: stsb: {told}\n"
+    results = results_of(out)
+    assert (list(results["tasks"]), list(results["failed"])) == (["mrpc", "swag", "stsb"], ["mrpc", "stsb"])
+    assert results["files"] == ["predictions/mrpc", "predictions/swag", "predictions/stsb"]
+    assert run(export, out, *words) == 0
+    assert results_of(out)["files"][-1] == "glue_submission.zip"
 
 
 def test_a_submission_of_predictions_that_are_gone_goes_too(
