@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eval.readers.examples import DatasetError
 from eval.storage import reading
-from preprocessing.status import is_dir, is_file
+from preprocessing.status import entries, is_dir, is_file
 
 SPLITS = ("train", "dev", "test")  # that data sets have, or some of them
 
@@ -50,7 +50,7 @@ def _candidates(data: Path, folders: Sequence[str]) -> list[Path]:
 def _below(folder: Path, path: str) -> Path | None:
     """The path below a folder, each part by its exact name if that is there, else by the same in another case."""
     for part in Path(path).parts:
-        names = sorted(path.name for path in folder.iterdir()) if is_dir(folder) else []
+        names = [path.name for path in entries(folder)]
         same = [name for name in names if name.casefold() == part.casefold()]
         if not same:
             return None
