@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from apache_beam.io.filesystem import BeamIOError
@@ -30,6 +31,7 @@ from preprocessing.files import (
     size,
     write_text,
 )
+from preprocessing.schema import checksum
 from preprocessing.sources import StorageError
 from preprocessing.storage_errors import exit_code
 from tests.failing import fail_on
@@ -49,6 +51,21 @@ def test_names_below_are_those_of_regular_files(tmp_path: Path) -> None:
 def test_a_place_that_beam_does_not_know_is_no_empty_folder() -> None:
     with pytest.raises(OSError, match=r"^Beam knows no nowhere://, but gs://, "):
         names_below("nowhere://bucket/folder")
+
+
+@pytest.mark.parametrize(
+    ("place", "said", "told"),
+    [
+        ("gs://b", "Unable to get filesystem from specified path", "gs:// needs an extra of Beam: pip install '"),
+        ("s3://b", "Missing boto3 requirement", "s3:// needs an extra of Beam: pip install 'apache-beam[aws]'"),
+        ("gs://b", "Forbidden", "Forbidden"),
+        ("s3://b", "Unable to get filesystem from specified path", "Unable to get filesystem from specified path"),
+        ("/folder", "Unable to get filesystem from specified path", "Unable to get filesystem from specified path"),
+        ("swift://b", "Unable to get filesystem from specified path", "Beam knows no swift://, but gs://, s3://, "),
+    ],
+)
+def test_an_extra_of_beam_is_only_asked_for_where_it_is_missing(place: str, said: str, told: str) -> None:
+    assert files.why_not_found(place, ValueError(said)).startswith(told)
 
 
 def test_a_file_that_goes_while_a_folder_is_looked_at_is_left_out(
@@ -110,6 +127,12 @@ def test_what_is_not_there_is_told_from_what_can_not_be_looked_at(
             look(f"{tmp_path}/file")
 
 
+@pytest.mark.parametrize("content", ["", "{", '{"a": 1', "[" * 100_000])
+def test_json_that_is_not_whole_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "note.json").write_text(content)
+    assert read_json(f"{tmp_path}/note.json") is None
+
+
 def test_a_folder_that_can_not_be_looked_at_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which would fail as there is one: a mistake of the user's, as it would seem."""
 
@@ -147,7 +170,7 @@ def test_files_are_written_found_read_and_removed_wherever_they_lie(place: str, 
     with publish_arrow(f"{place}/a.arrow", f"{place}/.work", batch.schema) as writer:
         writer.write_batch(batch)
     assert (exists(note), read_text(note), read_json(note), size(note)) == (True, "[1, 2]", [1, 2], 6)
-    assert names_below(place) == {"deep/note.json": 6, "a.arrow": size(f"{place}/a.arrow")}
+    assert names_below(place) == {"deep/note.json": 6, "a.arrow": size(f"{place}/a.arrow")} == names_below(f"{place}/")
     assert (begins_with(note, b"[1"), begins_with(note, b"1")) == (True, False)
     assert read_batch(f"{place}/a.arrow") == batch
     assert (is_arrow(f"{place}/a.arrow"), is_arrow(note), is_arrow(f"{place}/none.arrow")) == (True, False, False)
@@ -194,6 +217,14 @@ def test_a_folder_that_another_worker_makes_at_the_same_time_is_no_error(
     assert names_below(str(tmp_path)) == {"new/deep/file": 5}
 
 
+def test_what_is_written_is_counted_and_hashed_by_its_bytes(tmp_path: Path) -> None:
+    with publish(f"{tmp_path}/numbers", str(tmp_path)) as file:
+        for piece in (b"ab", np.arange(3, dtype=np.uint32), pa.py_buffer(b"")):
+            file.write(piece)
+    written = tmp_path / "numbers"
+    assert (file.bytes, file.blake2b) == (14, checksum(written))
+
+
 def test_folders_are_made_at_any_depth(tmp_path: Path) -> None:
     write_text(f"{tmp_path}/new/deep/file", "whole", f"{tmp_path}/scratch/deep")
     assert names_below(str(tmp_path)) == {"new/deep/file": 5}
@@ -224,6 +255,31 @@ def test_a_folder_goes_with_the_last_of_its_files(tmp_path: Path) -> None:
     remove(str(tmp_path), ["emptied/one", "emptied/two", "kept/one"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept"]
     assert names_below(str(tmp_path)) == {"kept/two": 4}
+    remove(str(tmp_path / "kept"), ["two"])
+    assert (tmp_path / "kept").is_dir(), "the folder itself is the user's"
+
+
+def test_what_can_not_be_removed_is_told_and_what_comes_after_it_stays(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "in the way").mkdir(parents=True)
+    for name in ("before", "after"):
+        (tmp_path / name).touch()
+    with pytest.raises(OSError, match="folder"):
+        remove(str(tmp_path), ["before", "folder", "after"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "folder"]
+
+
+def test_a_name_that_looks_like_a_pattern_is_a_name(tmp_path: Path) -> None:
+    for name in ("a[1].txt", "a1.txt", "*"):
+        (tmp_path / name).touch()
+    remove(str(tmp_path), ["a[1].txt", "*"])
+    assert names_below(str(tmp_path)) == {"a1.txt": 0}
+
+
+def test_files_of_other_names_have_copies_of_other_names(far_away: str, tmp_path: Path) -> None:
+    for name in ("documents", "lines"):
+        write_text(f"{far_away}/{name}", name, far_away)
+    copies = [local_copy(f"{far_away}/{name}", str(tmp_path)) for name in ("documents", "lines")]
+    assert [Path(copy).read_text() for copy in copies] == ["documents", "lines"]
 
 
 def test_an_input_that_is_gone_is_told_so_wherever_it_lay(tmp_path: Path) -> None:

@@ -16,6 +16,10 @@ def test_every_name_is_known_and_none_that_only_looks_like_it(kind: WorkFile) ->
         assert not is_work_file(other)
 
 
+def test_a_dot_is_a_dot() -> None:
+    assert not any(map(is_work_file, (".work/lost-arrow", ".work/tokens-00003_json", ".work/vocab txt")))
+
+
 def test_names_are_those_that_earlier_versions_gave() -> None:
     """A job that one of them began is gone on with, or cleared away."""
     names = (WorkFile.TOKENS, WorkFile.UNIT_NOTE, WorkFile.SHARD_NOTE, WorkFile.STUCK_ERROR, WorkFile.UNFINISHED)
@@ -26,6 +30,11 @@ def test_names_are_those_that_earlier_versions_gave() -> None:
         "error-stuck-unit-00003",
         "tmp-0a1b",
     ]
+
+
+def test_a_place_may_be_a_shard() -> None:
+    """So that what a job leaves that failed in its second pass is known for its own."""
+    assert is_work_file(f".work/{WorkFile.ERROR.format(place=WHICH['shard'])}")
 
 
 def test_an_error_is_of_the_wider_kind_too() -> None:
