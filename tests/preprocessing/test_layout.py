@@ -25,6 +25,7 @@ def test_places_are_fixed_for_ever_and_shards_named_by_split() -> None:
     assert place == (12941659061438186979, "shard-00001-of-00003.arrow", "validation-shard-00000-of-00001.arrow")
     assert place.shard(0) == place.train
     assert place.shard(place.split_hash + 1) == place.validation
+    assert Layout(seed=2, train_shards=3, validation_shards=1, validation_fraction=0.01).place("enwiki/12") != place
     assert [split_of(place.train), split_of(place.validation)] == ["train", "validation"]
 
 
@@ -48,6 +49,9 @@ def test_keys_of_rows_are_distinct_and_ascend_up_to_the_largest() -> None:
     places = [(u, b, r) for u in (0, 1, 100_000) for b in (0, 1, batches) for r in (0, 1, 1 << 16, rows)]
     keys = [row_key(*place) for place in places]
     assert keys == sorted(set(keys))
+    for beyond in ((0, 1 << 16, 0), (0, 0, 1 << 24)):  # which would be another row's
+        with pytest.raises(AssertionError):
+            row_key(*beyond)
     assert Span(2, 3, begin=5, end=8, tokens=9).keys().tolist() == [row_key(2, 3, row) for row in (5, 6, 7)]
 
 
@@ -80,6 +84,7 @@ def test_either_split_has_two_documents_of_four(count: int, fraction: float) -> 
         assert totals.tokens.total() == tokens
         held_out = sum(layout.place(f"d{n}").split_hash < settlement.threshold for n in range(count))
         assert 2 <= held_out <= count - 2
+        assert held_out == 2 or fraction > 0.001, "no more than asked for, but for the two"
         assert totals.rows["validation-" + ONLY] == held_out
         assert totals.rows[ONLY] == count - held_out
 

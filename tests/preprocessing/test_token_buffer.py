@@ -12,7 +12,8 @@ def test_the_first_pass_leaves_rows_by_shard_and_tells_where() -> None:
     documents = [document(f"d{number}") for number in range(40)]
     note, batches = first_pass(documents, layout, batches=2)
     assert sum(note.totals.rows.values()) == 40
-    for shard in note.spans:
+    for shard, spans in note.spans.items():
+        assert [span.batch for span in spans] == [0, 1], "a batch has a shard's rows beside each other"
         rows = rows_of(note, batches, shard)
         assert len(rows) == note.totals.rows[shard]
         assert rows["title"].to_pylist() == [doc_id.upper() for doc_id in rows["doc_id"].to_pylist()]
