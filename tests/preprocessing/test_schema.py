@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -24,6 +25,7 @@ from preprocessing.schema import (
     ShardError,
     Vocabulary,
     checksum,
+    checksum_of,
     list_column,
     shard_schema,
     token_type,
@@ -84,6 +86,19 @@ def test_a_shard_reads_as_it_was_written(directory: Path) -> None:
 def test_a_manifest_survives_json(directory: Path) -> None:
     text = (directory / "manifest.json").read_text()
     assert Manifest.from_json(text).to_json() == text
+    large = text.replace(f'"bytes": {entry_of(directory)["bytes"]}', f'"bytes": {1 << 40}')
+    assert Manifest.from_json(large).to_json() == large != text, "tokens are counted in 32 bits, bytes are not"
+
+
+def test_equal_manifests_are_equal_bytes(directory: Path) -> None:
+    manifest = ShardDirectory(directory).manifest
+    one, other = ({"seed": 1, "language": "en"}, {"language": "en", "seed": 1})
+    assert len({dataclasses.replace(manifest, options=options).to_json() for options in (one, other)}) == 1
+
+
+def test_the_checksum_of_a_file_is_that_of_its_bytes(directory: Path) -> None:
+    assert checksum(directory / FILE) == checksum_of((directory / FILE).read_bytes())
+    assert len(checksum(directory / FILE)) == 32
 
 
 @pytest.mark.parametrize(("pairs", "expected"), [
@@ -153,6 +168,9 @@ BREAKAGES: list[tuple[Callable[[Path], object], str]] = [
         "its vocabulary is not",
     ),
     (lambda d: rewrite_manifest(d, vocabulary={"size": 0, "blake2b": "", "lowercase": True}), "its vocabulary is not"),
+    (lambda d: rewrite_manifest(d, vocabulary={"size": 9, "blake2b": "", "lowercase": 1}), "its vocabulary is not"),
+    (lambda d: rewrite_manifest(d, shards=[entry_of(d) | {"split": "test"}]), f"{FILE} belongs to an unknown split"),
+    (lambda d: rewrite_manifest(d, shards=[entry_of(d) | {"bytes": 1 << 63}]), "counts of .* of a shard's size"),
     (lambda d: (d / "manifest.json").write_bytes(b'{"seed": "\xff"}'), "not a shard manifest"),
     (lambda d: (d / "manifest.json").write_text("[" * 100_000), "not a shard manifest"),
     (lambda d: (d / FILE).unlink(), "is not there"),
@@ -213,8 +231,10 @@ def test_the_directory_of_a_run_which_has_a_manifest_too_is_told_as_what_it_is(d
 def test_a_damaged_shard_is_found(directory: Path) -> None:
     damage_the_shard(directory)
     opened = ShardDirectory(directory)
-    with pytest.raises(ShardError, match="checksum differs"):
-        opened.verify()
+    for split in (None, "train"):
+        with pytest.raises(ShardError, match="checksum differs"):
+            opened.verify(split)  # type: ignore[arg-type]
+    opened.verify("validation")  # of which there is nothing
     with pytest.raises(ShardError, match="not a readable Arrow file"):
         opened.shard(opened.manifest.shards[0])
 
@@ -340,6 +360,7 @@ def test_both_segments_are_read_where_they_lie(directory: Path) -> None:
     ("changes", "message"),
     [
         ({"row": -1}, "names a row that the shard does not have"),
+        ({"b_row": 2}, "names a row that the shard does not have"),
         ({"b_row": 3}, "names a row that the shard does not have"),
         ({"a_begin": -1}, "has an empty segment, or one that reaches beyond its document"),
         ({"b_begin": 2, "b_end": 1}, "has an empty segment, or one that reaches beyond its document"),
@@ -403,6 +424,23 @@ def test_a_column_that_lacks_values_is_refused(directory: Path, column: str, val
     rewrite_shard(directory / FILE, **{column: values})
     with pytest.raises(ShardError, match=rf"{FILE}: its column {column} lacks values"):
         the_shard(directory)
+
+
+def test_a_shard_of_two_batches_is_refused(directory: Path) -> None:
+    """The second one's rows would be missing."""
+    batch = the_shard(directory).table
+    with pa.OSFile(str(directory / "two"), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch.slice(0, 1))
+        writer.write_batch(batch.slice(1))
+    with pytest.raises(ShardError, match="two: 2 record batches where one is expected"):
+        Shard(directory / "two", 10, LENGTHS)
+
+
+def test_tokens_of_no_row_are_not_counted(directory: Path) -> None:
+    tokens = pa.array([9, 5, 6, 7, 8, 9], pa.uint16())
+    rewrite_shard(directory / FILE, tokens=list_column(np.array([1, 4, 5]), tokens))
+    shard = the_shard(directory)
+    assert [shard.document(row).tolist() for row in range(2)] == [[5, 6, 7], [8]]
 
 
 def test_rows_that_overlap_are_refused(directory: Path) -> None:
