@@ -172,8 +172,6 @@ def without_lines(table: pa.RecordBatch, lines: np.ndarray) -> tuple[pa.RecordBa
     counts: Counts = Counter()
     for source, own in _rows_of_sources(table):
         gone = ~stays & own[row_of]
-        if not gone.any():
-            continue
         counts[f"repeated/{source}/lines"] = int(own[lines[:, 0]].sum())
         counts[f"repeated/{source}/sentences"] = int(gone.sum())
         counts[f"repeated/{source}/tokens"] = int(lengths[gone].sum())
@@ -213,10 +211,10 @@ def _pair_column(
 
 
 def _rows_of_sources(table: pa.RecordBatch) -> Iterator[tuple[str, np.ndarray]]:
-    """The sources of a shard, in order, and which rows are of each; bool [rows]."""
+    """The sources of a shard, and which rows are of each; bool [rows]."""
     column = table.column("source").dictionary_encode()
     numbers = column.indices.to_numpy()
-    for source, number in sorted(zip(column.dictionary.to_pylist(), range(len(column.dictionary)), strict=True)):
+    for number, source in enumerate(column.dictionary.to_pylist()):
         yield source, numbers == number
 
 

@@ -73,3 +73,13 @@ def test_two_documents_are_enough(few: int, negatives: Negatives, monkeypatch: p
     drawn = draw_passes(np.arange(2), [(1, "a", 0, 8), (1, "b", 0, 8)], sentences, rule)
     assert drawn.sizes.tolist() == [1, 1]
     assert drawn.pairs[:, 2].tolist() == [1, 0]
+
+
+def test_the_last_sentence_of_a_shard_may_be_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sentence that a pass looks for lies behind it."""
+    monkeypatch.setattr(nsp_lanes, "FEW", 1)
+    sentences = Sentences(ends=np.array([3, 5, 6]), first=np.array([0, 1, 3]), offsets=np.array([0, 3, 6]))
+    rule, names = PairRule(50, 0.0, "uniform"), [(1, "b", number, 53) for number in range(20)]
+    drawn = draw_passes(np.ones(20, int), names, sentences, rule)
+    alone = [draw_pairs(1, sentences, rule, random_draws(*name)) for name in names]
+    assert drawn.pairs.reshape(-1).tolist() == list(chain.from_iterable(alone))

@@ -14,7 +14,7 @@ from preprocessing.layout import ShardingError
 from preprocessing.nsp import FIELDS, draw_pairs, random_draws
 from preprocessing.schema import shard_schema
 from preprocessing.shards import PairOptions, Rows, build_shard, shard_sentences, take_rows
-from preprocessing.token_buffer import TokenBuffer, UnitNote
+from preprocessing.token_buffer import EncodedDocument, TokenBuffer, UnitNote
 from tests.preprocessing.encoded_documents import ONE_SHARD, ONLY, UNKNOWN, VOCABULARY, document, first_pass, rows_of
 
 BEGINS_WORD = np.arange(VOCABULARY) % 3 > 0
@@ -123,10 +123,86 @@ def test_unknown_tokens_count_for_the_source_that_has_them() -> None:
     assert (counts["unknown/wikipedia"], counts["unknown/books"]) == (4, 0)
 
 
+def of_two_sources() -> tuple[dict[str, list[EncodedDocument]], pa.Table]:
+    """Documents of 3 to 6 sentences by source, and the rows of all; of wikipedia's one has no title."""
+    found: dict[str, list[EncodedDocument]] = {"books": [], "wikipedia": []}
+    for number, source in enumerate(["books", "wikipedia", "books", "wikipedia"]):
+        one = document(f"d{number}", seed=number // 3, sentences=3 + number)
+        found[source].append(one._replace(document=one.document._replace(source=source)))
+    note, batches = first_pass([*found["books"], *found["wikipedia"]], ONE_SHARD)
+    return found, rows_of(note, batches, ONLY)
+
+
+def test_every_source_has_statistics_of_its_own() -> None:
+    by_source, table = of_two_sources()
+    _, counts = build(table)
+    for source, documents in by_source.items():
+        assert counts[f"documents/{source}"] == 2
+        assert counts[f"titles/{source}"] == {"books": 2, "wikipedia": 1}[source]
+        assert counts[f"sentences/{source}"] == sum(len(each.sentence_ends) for each in documents)
+        assert counts[f"tokens/{source}"] == sum(len(each.tokens) for each in documents)
+        assert counts[f"words/{source}"] == sum(int(BEGINS_WORD[each.tokens].sum()) for each in documents)
+
+
+def test_repeated_lines_count_for_the_source_that_has_them() -> None:
+    by_source, table = of_two_sources()
+    row_of = {doc_id: row for row, doc_id in enumerate(table["doc_id"].to_pylist())}
+    lines = np.array([[row_of["d0"], 0, 1], [row_of["d0"], 2, 3], [row_of["d1"], 1, 3]])
+    rows = Rows(table, np.zeros(4, np.uint8), lines)
+    batch, counts = build_shard(ONLY, rows, ONE_SHARD, 0, OPTIONS, BEGINS_WORD, UNKNOWN)
+    ends, others = ([0, *by_source[source][0].sentence_ends.tolist()] for source in ("books", "wikipedia"))
+    gone = {"books": ends[1] + ends[3] - ends[2], "wikipedia": others[3] - others[1]}
+    for source, (count, sentences) in {"books": (2, 2), "wikipedia": (1, 2)}.items():
+        told = [counts[f"repeated/{source}/{what}"] for what in ("lines", "sentences", "tokens")]
+        assert told == [count, sentences, gone[source]]
+    assert batch["sentence_ends"][0].as_py() == [ends[2] - ends[1]]
+    assert batch["tokens"][0].as_py() == by_source["books"][0].tokens[ends[1] : ends[2]].tolist()
+
+
+def test_a_shard_has_the_documents_that_the_settled_split_gives_it_and_none_that_is_dropped() -> None:
+    layout = dataclasses.replace(ONE_SHARD, validation_shards=1, validation_fraction=0.9)
+    documents = [document(f"d{number}") for number in range(9)]
+    note, batches = first_pass(documents, ONE_SHARD)
+    rows = nothing_dropped(rows_of(note, batches, ONLY))
+    hashes = sorted((layout.place(f"d{number}").split_hash, f"d{number}") for number in range(9))
+    rows.reasons[[doc_id == hashes[-1][1] for doc_id in rows.table["doc_id"].to_pylist()]] = 1
+    for name, first, end in ((ONLY, 5, 8), ("validation-" + ONLY, 0, 5)):
+        batch, _ = build_shard(name, rows, layout, hashes[5][0], OPTIONS, BEGINS_WORD, UNKNOWN)
+        assert batch["doc_id"].to_pylist() == sorted(doc_id for _, doc_id in hashes[first:end])
+    with pytest.raises(ShardingError, match="would hold 1 of the documents"):
+        build_shard(ONLY, rows, layout, hashes[7][0], OPTIONS, BEGINS_WORD, UNKNOWN)
+
+
 def test_documents_of_one_sentence_are_counted() -> None:
     part, batches = first_pass([document(f"d{number}", sentences=number) for number in (1, 2, 3)], ONE_SHARD)
     _, counts = build(rows_of(part, batches, ONLY))
     assert counts["one_sentence/books"] == 1
+
+
+def test_counts_of_nothing_are_told_too() -> None:
+    """The manifest has a place for them."""
+    part, batches = first_pass([document(f"d{number}", sentences=1) for number in range(2)], ONE_SHARD)
+    _, counts = build(rows_of(part, batches, ONLY))
+    assert {name: count for name, count in counts.items() if name.startswith("next/")} == {
+        "next/16/train": 0,
+        "next/32/train": 0,
+    }
+
+
+def test_pairs_follow_from_the_seed() -> None:
+    note, batches = first_pass([document(f"d{number}") for number in range(6)], ONE_SHARD)
+    rows = nothing_dropped(rows_of(note, batches, ONLY))
+    made = [
+        build_shard(ONLY, rows, dataclasses.replace(ONE_SHARD, seed=seed), 0, OPTIONS, BEGINS_WORD, UNKNOWN)[0]
+        for seed in (1, 2)
+    ]
+    assert made[0]["tokens"] == made[1]["tokens"]
+    assert made[0]["pairs_16"] != made[1]["pairs_16"]
+
+
+def test_a_single_segment_has_the_room_of_a_separator_more() -> None:
+    assert OPTIONS.rule(16).max_tokens == 13
+    assert dataclasses.replace(OPTIONS, next_sentence=False).rule(16).max_tokens == 14
 
 
 def test_statistics_count_what_is_there() -> None:
