@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from preprocessing import inspect
-from preprocessing.histograms import DOCUMENTS, LENGTH_BINS, PAIR_BINS, PAIRS, UNKNOWN, count_all, in_pair_bins
-from preprocessing.inspect import sample
+from preprocessing.histograms import DOCUMENTS, LENGTH_BINS, PAIR_BINS, PAIRS, UNKNOWN, count_all, draw, in_pair_bins
+from preprocessing.inspect import Sampled, describe, sample, tell_pairs
 from preprocessing.make_shards import main as make_shards
-from preprocessing.schema import ShardDirectory
+from preprocessing.schema import Manifest, ShardDirectory, ShardEntry, Vocabulary
+from preprocessing.tokenization import load_tokenizer
 from tests.conftest import ROOT
 from tests.rewriting import read_column, rewrite_shard
 
@@ -74,6 +76,111 @@ def test_sampled_pairs_are_those_of_the_shards(shards: Path, said: Said) -> None
     assert len(re.findall(r"^  [AB]: [a-z]", out, re.M)) == 8
     assert said(shards, "--sample", 2) == said(shards, "--sample", 2)
     assert said(shards, "--sample", 2) != said(shards, "--sample", 2, "--seed", 1)
+
+
+def test_so_many_pairs_that_none_is_left_are_all_of_them_once(shards: Path) -> None:
+    directory = ShardDirectory(shards)
+    everything: Counter[tuple[str, str, int, bool, bytes, bytes]] = Counter()
+    for entry in directory.manifest.split("train"):
+        shard = directory.shard(entry)
+        doc_ids = shard.text("doc_id").to_pylist()
+        for length in (32, 64):
+            pairs = shard.pairs(length)
+            for row, is_next, (a, b) in zip(pairs.row, pairs.is_next, shard.segments(pairs, length), strict=True):
+                everything[entry.file, doc_ids[row], length, bool(is_next), a.tobytes(), b.tobytes()] += 1
+    drawn = sample(directory, 10**6, "train", seed=3)
+    assert Counter((*pair[:4], pair.a.tobytes(), pair.b.tobytes()) for pair in drawn) == everything
+
+
+def test_a_split_without_shards_has_no_pairs(shards: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(shards, tmp_path / "copy")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["shards"] = [entry for entry in manifest["shards"] if entry["split"] == "train"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    assert list(sample(ShardDirectory(copy), 5, "validation", seed=0)) == []
+
+
+def test_pairs_are_told_by_what_they_are(shards: Path) -> None:
+    tokenizer = load_tokenizer(ShardDirectory(shards).tokenizer)
+    a, b, nothing = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("the whale", "[UNK] home", ""))
+    ways = [(True, b), (False, b), (True, nothing)]
+    pairs = [Sampled("s.arrow", "d", 32, is_next, np.array(a), np.array(second)) for is_next, second in ways]
+    assert list(tell_pairs(pairs, tokenizer)) == [
+        "is next, 2 + 2 tokens for 32: d in s.arrow", "  A: the whale", "  B: [UNK] home", "",
+        "random, 2 + 2 tokens for 32: d in s.arrow", "  A: the whale", "  B: [UNK] home", "",
+        "single, 2 + 0 tokens for 32: d in s.arrow", "  A: the whale", "",
+    ]  # fmt: skip
+
+
+def source_of(documents: int, sentences: int, tokens: int, **others: object) -> dict[str, object]:
+    counts = {"documents": documents, "sentences": sentences, "tokens": tokens, "characters": 9 * tokens, "unknown": 0}
+    return {**counts, "skipped": {}, "collisions": 0, **others}
+
+
+def test_the_tables_of_several_sources_tell_them_apart() -> None:
+    """And what was passed over, lengths in the order of numbers, and what earlier versions did not count."""
+    books = source_of(4, 40, 3000, unknown=3, skipped={"empty": 2}, repeated={"lines": 5, "sentences": 0})
+    wikipedia = source_of(2, 30, 1000, collisions=1)
+    counts = {"pairs": 1000, "is_next_rate": 0.25}
+    statistics = {
+        "sentences": 70, "words": 2000, "tokens": 4000, "unknown_rate": 0.00075,
+        "sources": {"books": books, "wikipedia": wikipedia},
+        "pairs": {"128": {"train": counts | {"unreached_tokens": 12}}, "64": {"train": counts}},
+    }  # fmt: skip
+    entries = [
+        ShardEntry("shard", "train", rows=3, tokens=2500, pairs={}, bytes=6000, blake2b=""),
+        ShardEntry("validation-shard", "validation", rows=2, tokens=1500, pairs={}, bytes=4000, blake2b=""),
+    ]
+    told = "\n".join(describe(Manifest(7, [64, 128], Vocabulary(9000, "", True), entries, statistics=statistics)))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in told.split("\n") if line[:1] == "|"]
+    assert [row for row in rows if not set(row[0]) <= {"-", ":"}] == [
+        ["source", "documents", "sentences", "tokens", "share", "tokens a document", "characters read", "unknown"],
+        ["books", "4", "40", "3,000", "75.0%", "750", "27,000", "0.1000%"],
+        ["wikipedia", "2", "30", "1,000", "25.0%", "500", "9,000", "0.0000%"],
+        ["passed over", "reason", "number"],
+        ["books", "empty", "2"],
+        ["books", "repeated lines", "5"],
+        ["wikipedia", "older version of a document (same id)", "1"],
+        ["pairs of", "split", "pairs", "B is next", "tokens in no pair"],
+        ["64", "train", "1,000", "25.0%", "?"],
+        ["128", "train", "1,000", "25.0%", "12"],
+        ["split", "shards", "documents", "tokens", "bytes"],
+        ["train", "1", "3", "2,500", "6,000"],
+        ["validation", "1", "2", "1,500", "4,000"],
+    ]
+    assert {
+        "vocabulary      9,000 entries, uncased",
+        "seed            7",
+        "documents       5",
+        "tokens a word   2.000",
+        "unknown tokens  0.0750%",
+        "bytes           10,000 (2.50 a token)",
+    } <= set(told.split("\n"))
+    del statistics["words"], books["repeated"]
+    cased = "\n".join(describe(Manifest(7, [64, 128], Vocabulary(9000, "", False), entries, statistics=statistics)))
+    assert "9,000 entries, cased\n" in cased
+    assert "a word" not in cased
+
+
+def test_histograms_are_of_every_source_by_its_own_documents(shards: Path, tmp_path: Path) -> None:
+    """Of one all tokens are unknown."""
+    copy = shutil.copytree(shards, tmp_path / "copy")
+    expected: dict[str, list[int]] = {"books": [], "notes": []}
+    for shard in copy.glob("*shard-*.arrow"):
+        tokens = read_column(shard, "tokens")
+        sources = ["notes" if row % 2 else "books" for row in range(len(tokens))]
+        for source, row in zip(sources, tokens, strict=True):
+            expected[source].append(len(row))
+        known = [[1] * len(row) if source == "notes" else row for source, row in zip(sources, tokens, strict=True)]
+        rewrite_shard(shard, source=sources, tokens=known)
+    counted = count_all(ShardDirectory(copy))
+    for source, lengths in expected.items():
+        assert counted.document_lengths[source].tolist() == np.histogram(lengths, LENGTH_BINS)[0].tolist()
+        assert counted.sums[f"tokens/{source}"] == sum(lengths)
+        assert counted.sums[f"unknown/{source}"] == (sum(lengths) if source == "notes" else 0)
+        place = -1 if source == "notes" else 0
+        assert counted.unknown_shares[source][place] == counted.unknown_shares[source].sum() == len(lengths)
+    assert [path.name for path in draw(counted, tmp_path / "new" / "figures")] == [DOCUMENTS, PAIRS, UNKNOWN]
 
 
 def test_histograms_count_everything_and_are_drawn(shards: Path, said: Said, tmp_path: Path) -> None:
