@@ -24,7 +24,7 @@ RANGES = [(0x0, 0x7F), (0x20, 0x7F), (0x80, 0x24F), (0x300, 0x36F), (0x370, 0x52
           (0x20000, 0x20020), (0xE0000, 0xE01EF), (0x0, 0x10FFFF)]  # fmt: skip
 ODD = [
     "", " ", "\n", "a\nb", " \n ", "a \u0301b", "\u0301\u0327", "e\u0327\u0301", "İstanbul ΣΑΣ ς",
-    "x" * 100, "x" * 101,
+    "x" * 100, "x" * 101, "a\u2044b\u2052c 1\u20442",
     "don't--stop\u2014\u201cnow\u201d\u2026", "中文字 mixed中english", "한국어\u1100\u1161", "##ing ing",
     "[MASK] [CLS][SEP] [UNK] [PAD]",
     "a\x00b\x0bc\x1cd", "\u00a0\u2028\u3000\ufeff\u00ad\u200b", "\U0001f468\u200d\U0001f469", "ﬁ ǆ ß ẞ",
@@ -62,6 +62,7 @@ def test_ids_are_those_of_tokenizers_on_real_text(both: Callable[[Sequence[str]]
 def test_ids_are_those_of_tokenizers_on_odd_and_random_text(both: Callable[[Sequence[str]], None]) -> None:
     both([])
     both([""])
+    both(["a\nb", "c"])
     both(ODD)
     chance = random.Random(3)
     for _ in range(4):
@@ -138,6 +139,23 @@ def test_an_engine_that_is_wrong_ends_the_job(vocabulary: list[str]) -> None:
     encoder._encode = lambda sentences: Encoded(np.zeros(len(sentences), np.uint32), np.arange(1, len(sentences) + 1))
     with pytest.raises(EncoderError, match=r"other ids than `tokenizers` for 'the whale'; .* --encoder"):
         encoder(["the whale", "the ship"])
+
+
+def test_an_engine_that_is_wrong_further_on_ends_the_job_too(
+    vocabulary: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoders, "CHECKED_EVERY", 2)
+    encoder = Encoder(vocabulary, True, "words")
+    encode = encoder._encode
+    encoder._encode = lambda sentences: encode([*sentences[:2], "the whale", *sentences[3:]])
+    assert len(encoder(["the ship", "sailed", "the whale", "home"]).ends) == 4
+    with pytest.raises(EncoderError, match="other ids than `tokenizers` for 'the sea'"):
+        encoder(["the ship", "sailed", "the sea", "home"])
+
+
+def test_sentences_without_tokens_may_come_first(vocabulary: list[str]) -> None:
+    encoded = Encoder(vocabulary, True, "words")(["", " "])
+    assert (encoded.ids.tolist(), encoded.ends.tolist()) == ([], [0, 0])
 
 
 def test_nanotoken_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:

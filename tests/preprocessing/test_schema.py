@@ -112,6 +112,12 @@ def test_what_options_say_of_duplicates_is_a_number_whatever_they_say(
     assert ShardDirectory(directory).manifest.duplicates == expected
 
 
+@pytest.mark.parametrize(("pairs", "expected"), [({"next_sentence": False}, False), ({}, True), (None, True)])
+def test_samples_have_second_segments_unless_options_say_no(directory: Path, pairs: object, expected: bool) -> None:
+    rewrite_manifest(directory, options={"pairs": pairs})
+    assert ShardDirectory(directory).manifest.next_sentence == expected
+
+
 def test_token_types() -> None:
     assert token_type(1 << 16) == pa.uint16()
     assert token_type((1 << 16) + 1) == pa.uint32()
@@ -175,6 +181,7 @@ BREAKAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda d: (d / "manifest.json").write_text("[" * 100_000), "not a shard manifest"),
     (lambda d: (d / FILE).unlink(), "is not there"),
     (cut_the_shard, "bytes where the manifest says"),
+    (lambda d: (d / FILE).write_bytes((d / FILE).read_bytes() + b"0"), "bytes where the manifest says"),
     (lambda d: (d / "tokenizer" / "vocab.txt").write_text("[UNK]\n"), "not the vocabulary"),
     (lambda d: (d / "tokenizer" / "vocab.txt").unlink(), "vocabulary is missing"),
 ]
@@ -250,9 +257,10 @@ def test_a_shard_that_differs_from_its_entry_is_refused(directory: Path) -> None
     rewrite_manifest(directory, shards=[entry_of(directory) | {"rows": 3}])
     with pytest.raises(ShardError, match="rows and tokens where the manifest says"):
         the_shard(directory)
-    rewrite_manifest(directory, shards=[entry_of(directory) | {"rows": 2, "pairs": {"16": 3}}])
-    with pytest.raises(ShardError, match="2 pairs for 16 where the manifest says 3"):
-        the_shard(directory)
+    for told in (1, 3):
+        rewrite_manifest(directory, shards=[entry_of(directory) | {"rows": 2, "pairs": {"16": told}}])
+        with pytest.raises(ShardError, match=f"2 pairs for 16 where the manifest says {told}"):
+            the_shard(directory)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "vocab.txt", FILE])
@@ -434,13 +442,6 @@ def test_a_shard_of_two_batches_is_refused(directory: Path) -> None:
         writer.write_batch(batch.slice(1))
     with pytest.raises(ShardError, match="two: 2 record batches where one is expected"):
         Shard(directory / "two", 10, LENGTHS)
-
-
-def test_tokens_of_no_row_are_not_counted(directory: Path) -> None:
-    tokens = pa.array([9, 5, 6, 7, 8, 9], pa.uint16())
-    rewrite_shard(directory / FILE, tokens=list_column(np.array([1, 4, 5]), tokens))
-    shard = the_shard(directory)
-    assert [shard.document(row).tolist() for row in range(2)] == [[5, 6, 7], [8]]
 
 
 def test_rows_that_overlap_are_refused(directory: Path) -> None:

@@ -16,6 +16,7 @@ from preprocessing.tokenization import (
     VocabularyError,
     build_tokenizer,
     case_of,
+    check_case,
     check_files,
     cut,
     encode_sentences,
@@ -33,6 +34,7 @@ SENTENCES = [
     "a\u00a0b\u200bc\u00ad d\ttab",
     "unaffable [MASK] [SEP]",
     "x" * 150,
+    "x" * 100,
 ]
 
 
@@ -53,7 +55,8 @@ def test_a_bad_vocabulary_is_named_with_its_fault(tmp_path: Path) -> None:
     all_but_sep = "\n".join(token for token in SPECIAL_TOKENS if token != "[SEP]")
     assert "v.txt" in vocabulary_error(all_but_sep)
     assert "[SEP] is missing" in vocabulary_error(all_but_sep)
-    assert "empty" in vocabulary_error("")
+    assert "v.txt: the vocabulary is empty" in vocabulary_error("")
+    assert "line 1 is empty" in vocabulary_error("\n" + "\n".join(SPECIAL_TOKENS))
     for indent in (None, 2):  # a vocab.json and a tokenizer.json
         assert "v.txt: is JSON; give the vocab.txt" in vocabulary_error(json.dumps({"[PAD]": 0}, indent=indent))
     assert parse_vocabulary("\n".join(["{", *SPECIAL_TOKENS]), "v.txt")[0] == "{"
@@ -95,7 +98,7 @@ def test_ids_are_those_of_transformers(real_data: Path, file: str, lowercase: bo
     vocabulary = load_vocabulary(path)
     theirs = BertTokenizerFast(vocab=str(path), do_lower_case=lowercase)
     book = (real_data / "books" / "pg7256-the-gift-of-the-magi.txt").read_text(encoding="utf-8").split("\n")
-    texts = [*SENTENCES[:4], SENTENCES[5], *book]  # their tokenizer takes a literal [MASK] for the token
+    texts = [*SENTENCES[:4], *SENTENCES[5:], *book]  # their tokenizer takes a literal [MASK] for the token
     ours = encode_sentences(build_tokenizer(vocabulary, lowercase), texts)
     assert ours == theirs(texts, add_special_tokens=False)["input_ids"]
 
@@ -167,6 +170,11 @@ def test_storage_that_fails_is_told_from_a_file_that_can_not_be_read(
             "\n".join([*SPECIAL_TOKENS, "other"]),
             "tokenizer.json: has another vocabulary than vocab.txt beside",
         ),
+        (
+            "vocab.txt",
+            "\n".join(["word", *SPECIAL_TOKENS]),
+            "tokenizer.json: has another vocabulary than vocab.txt beside",
+        ),
         ("tokenizer.json", "{", "tokenizer.json: not a tokenizer"),
         ("tokenizer_config.json", "{", "tokenizer_config.json: not JSON"),
         ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json: not JSON"),
@@ -179,6 +187,19 @@ def test_a_damaged_file_of_a_tokenizer_is_named(tmp_path: Path, file: str, conte
     (tmp_path / file).write_text(content)
     with pytest.raises(VocabularyError, match=f"{tmp_path}/{message}"):
         check_files(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["vocab.txt", "tokenizer.json", "tokenizer_config.json"])
+def test_what_a_tokenizer_lacks_is_no_damage(tmp_path: Path, file: str) -> None:
+    save_tokenizer([*SPECIAL_TOKENS, "word"], True, tmp_path)
+    (tmp_path / file).unlink()
+    check_files(tmp_path)
+
+
+def test_a_vocabulary_that_tells_no_case_is_of_either() -> None:
+    korean = [*SPECIAL_TOKENS, "\ud55c\uad6d\uc5b4"]
+    for lowercase in (True, False):
+        check_case(korean, lowercase, "v.txt")
 
 
 def test_a_word_is_cut_into_the_longest_pieces() -> None:
