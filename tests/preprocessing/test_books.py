@@ -126,6 +126,11 @@ def test_gutenbergs_captions_and_lines_of_asterisks_are_no_text() -> None:
     assert book(b"[Illustration: a whale]\n\n* * *\n\nText.").text == "[Illustration: a whale]\n* * *\nText."
 
 
+def test_asterisks_that_mark_a_word_stay_wherever_in_its_line_it_is() -> None:
+    written = "The whale*\nblew, and * sank. **\n\n* That of the Pacific.\n"
+    assert book((START + written + END).encode()).text == "The whale* blew, and * sank. **\n* That of the Pacific."
+
+
 @pytest.mark.parametrize("white", [" ", "\n"])
 def test_an_underscore_that_nothing_closes_takes_no_memory(white: str) -> None:
     text = START + "_" + f"whale{white}" * 200_000 + END

@@ -213,6 +213,7 @@ def test_an_empty_corpus_has_nothing_to_drop() -> None:
 
 def test_sequences_of_words_ignore_case_and_punctuation() -> None:
     assert word_sequences("One two, three!", 2).tolist() == word_sequences("ONE two -- three", 2).tolist()
+    assert word_sequences("Die STRASSE", 2).tolist() == word_sequences("die Straße", 2).tolist()
     assert len(word_sequences("one two three", 2)) == 2
     assert len(word_sequences("one", 5)) == 1
     assert len(word_sequences("...", 5)) == 0
@@ -243,6 +244,13 @@ def test_signatures_estimate_what_texts_share() -> None:
         true_share = len(one & two) / len(one | two)
         assert abs((signature(" ".join(words)) == signature(" ".join(other))).mean() - true_share) < 0.13
     assert (signature("...") != signature("!!!")).mean() > 0.9
+
+
+def test_the_signature_of_a_long_text_is_of_all_of_it() -> None:
+    """Each number is the least of those of its parts."""
+    words = [f"w{number}" for number in range(12_000)]
+    parts = [signature(" ".join(words[begin : begin + 3004])) for begin in range(0, 12_000, 3000)]
+    assert signature(" ".join(words)).tolist() == np.min(parts, axis=0).tolist()
 
 
 def perturbed(words: Sequence[str], share: float, seed: int) -> str:

@@ -51,6 +51,7 @@ def test_a_document_ends_where_the_next_one_begins() -> None:
 def test_what_is_no_document() -> None:
     assert documents(b"") == [Skipped("AA/wiki_00", "wikiextractor", "empty")]
     assert documents(doc("Only a title", "Only a title")) == [Skipped("AA/wiki_00#0", "wikiextractor", "empty")]
+    assert documents('<doc id="1" title="A">\n</doc>') == [Skipped("AA/wiki_00#0", "wikiextractor", "empty")]
     first, second, closing, third = documents("stray\n" + doc("A", "Text.") + '</doc>\n<doc title="B">\nno end')
     assert isinstance(first, Damaged)
     assert "'stray' is outside of <doc" in first.message
