@@ -99,7 +99,7 @@ def _tell_corpus(manifest: Manifest) -> Iterator[str]:
     characters = _total(manifest, "characters")
     yield (
         f"  documents  {documents['in_shards']:,} ({documents['skipped']:,} skipped, "
-        f"{documents['collisions']:,} older versions of a document (same id) dropped)"
+        f"{counted(documents['collisions'], 'older version')} of a document (same id) dropped)"
     )
     yield f"  text       {statistics['sentences']:,} sentences, {characters / 1e6:,.1f} M characters"
     yield (
