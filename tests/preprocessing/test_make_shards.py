@@ -24,15 +24,17 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from preprocessing import inspect, launch, second_pass, train_vocab, transforms
 from preprocessing.encoder import EncoderError
+from preprocessing.fingerprints import RepeatRule
 from preprocessing.inputs import Input
 from preprocessing.job import Job, choose_layout, versions
 from preprocessing.layout import Settlement, ShardingError
 from preprocessing.make_shards import main
-from preprocessing.options import _OTHERS_NAMES, EPILOG, Arguments, parse, parser
+from preprocessing.options import _OTHERS_NAMES, EPILOG, Arguments, Options, VocabularyRule, parse, parser
 from preprocessing.output import JobError, JobFailedError
 from preprocessing.schema import Manifest, Shard, ShardDirectory, ShardError
-from preprocessing.shards import shard_sentences
-from preprocessing.sources import SourceError, StorageError
+from preprocessing.shards import PairOptions, shard_sentences
+from preprocessing.shared_options import SAMPLE_BYTES
+from preprocessing.sources import Columns, ReadOptions, SourceError, StorageError
 from preprocessing.storage_errors import UnavailableError
 from preprocessing.tokenization import VocabularyError, load_vocabulary
 from tests.conftest import ROOT
@@ -498,6 +500,9 @@ def test_tags_of_html_are_told_and_stripped_as_the_documentation_shows(
         (["--seed", "-1"], "'-1' is not a whole number of 0 or more"),
         (["--contamination", ""], "--contamination is empty"),
         (["--books", ""], "--books is empty"),
+        (["--books", "a.txt", ""], "--books is empty"),
+        (["--vocab", ""], "--vocab is empty"),
+        (["--jsonl-text-field="], "--jsonl-text-field is empty"),
         (["--negatives", "none"], "invalid choice"),
         (["--output", "hdfs://bucket/out"], "Beam reads from HDFS, but shards can't be made there"),
         (["--profile_cpu"], "--profile_cpu needs --profile_location DIR, and --profile_memory needs both"),
@@ -545,6 +550,84 @@ def parsed(*arguments: str) -> Arguments:
 def test_sequence_lengths_have_blanks_or_commas_between_them(written: str) -> None:
     assert parsed("--sequence-lengths", *written.split(" ")).options.pairs.sequence_lengths == (128, 512)
     assert parsed().options.pairs.sequence_lengths == (128, 512)
+
+
+def test_options_that_are_not_given_are_those_that_the_help_tells() -> None:
+    assert parsed().options == Options(
+        pairs=PairOptions((128, 512), 10, 0.1, "uniform", next_sentence=True),
+        validation_fraction=0.01,
+        seed=1,
+        lowercase=True,
+        language="en",
+        min_tokens=1,
+        num_shards=None,
+        repeats=RepeatRule(documents=True, lines=True, line_characters=100, near_duplicates=None),
+        read=ReadOptions("file", Columns("text", "title"), Columns("text", "title"), "fail"),
+        train_vocabulary=None,
+    )
+    rest = parsed()
+    assert (rest.inputs, rest.vocabulary, rest.output, rest.contamination) == ({"books": ["x.txt"]}, "v", "o", None)
+    assert (rest.overwrite, rest.encoder, rest.patience) == (False, "auto", 600)
+
+
+def test_every_option_is_where_the_job_looks_for_it() -> None:
+    pairs = "--sequence-lengths 64 32 --duplicates 3 --short-sequence-probability 0.5 --negatives by-sentence"
+    text = "--cased --language kor --min-tokens 5 --encoder words"
+    repeats = "--deduplicate lines --min-repeated-line 9 --near-duplicates 0.8 --contamination folder"
+    output = "--validation-fraction 0 --seed 7 --num-shards 4 --document-timeout 0 --overwrite"
+    reading = "--books b.txt --books a/*.txt --books-format google --jsonl c.jsonl --parquet d.parquet --on-error skip"
+    names = "--jsonl-text-field body --parquet-title-column heading"
+    found = parsed(*" ".join((pairs, text, repeats, output, reading, names)).split())
+    assert found.options == Options(
+        pairs=PairOptions((32, 64), 3, 0.5, "by-sentence", next_sentence=True),
+        validation_fraction=0,
+        seed=7,
+        lowercase=False,
+        language="kor",
+        min_tokens=5,
+        num_shards=4,
+        repeats=RepeatRule(documents=False, lines=True, line_characters=9, near_duplicates=0.8),
+        read=ReadOptions("google", Columns("text", "heading"), Columns("body", "title"), "skip"),
+        train_vocabulary=None,
+    )
+    inputs = {"books": ["x.txt", "b.txt", "a/*.txt"], "parquet": ["d.parquet"], "jsonl": ["c.jsonl"]}
+    assert (found.inputs, found.contamination) == (inputs, "folder")
+    assert (found.overwrite, found.encoder, found.patience) == (True, "words", 0)
+    assert not parsed("--no-nsp").options.pairs.next_sentence
+    nothing = parsed("--deduplicate", "none").options.repeats
+    assert (nothing.documents, nothing.lines) == (False, False)
+
+
+def test_a_vocabulary_that_is_trained_has_a_size_and_a_sample() -> None:
+    asked = ["--books", "x.txt", "--output", "o", "--train-vocab", "8000"]
+    assert parse(asked).options.train_vocabulary == VocabularyRule(8000, SAMPLE_BYTES)
+    assert parse([*asked, "--vocab-sample-bytes", "5"]).options.train_vocabulary == VocabularyRule(8000, 5)
+
+
+@pytest.mark.parametrize(
+    ("option", "taken", "refused"),
+    [
+        ("--duplicates", ["1", "32767"], ["0", "32768"]),
+        ("--num-shards", ["1", "99999"], ["0", "100000"]),
+        ("--min-tokens", ["1"], ["0"]),
+        ("--min-repeated-line", ["1"], ["0"]),
+        ("--document-timeout", ["0"], ["-1"]),
+        ("--short-sequence-probability", ["0", "0.99"], ["-0.1", "1", "nan"]),
+        ("--near-duplicates", ["0.5", "0.99"], ["0.49", "0.991", "nan"]),
+        ("--sequence-lengths", ["8", "65536"], ["7", "65537"]),
+        ("--language", ["en", "als"], ["e", "EN", "engl", "en1", "en-us"]),
+        ("--output", ["s3://bucket/out"], ["file:///out", "caf\udce9"]),
+    ],
+)
+def test_what_an_option_may_be_ends_where_it_says(
+    option: str, taken: list[str], refused: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in taken:
+        parsed(f"{option}={value}")
+    for value in refused:
+        with pytest.raises(SystemExit, match="2"):
+            parsed(f"{option}={value}")
+        assert f"argument {option}: " in capsys.readouterr().err
 
 
 def test_the_commands_that_the_help_shows_are_taken_as_they_are() -> None:
