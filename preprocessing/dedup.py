@@ -293,14 +293,14 @@ def repeats_of(rows: np.ndarray, repeats: Iterable[pa.RecordBatch]) -> np.ndarra
 
     REPEATS has a batch for each range of hashes, so what is repeated in a shard is gathered from all of them.
     """
-    order = np.argsort(rows)
+    positions = np.arange(len(rows))
     found = [np.empty((0, 3), np.int64)]
     for batch in repeats:
         keys = _column(batch, "row")
-        begin, end = (np.searchsorted(keys, rows[order], side=side) for side in ("left", "right"))
+        begin, end = (np.searchsorted(keys, rows, side=side) for side in ("left", "right"))
         count = end - begin
         # The records of one row lie together: count[i] of them from begin[i] on.
         at = np.repeat(end - np.cumsum(count), count) + np.arange(count.sum())
-        columns = [np.repeat(order, count), *(_column(batch, name)[at] for name in ("begin", "end"))]
+        columns = [np.repeat(positions, count), *(_column(batch, name)[at] for name in ("begin", "end"))]
         found.append(np.stack([column.astype(np.int64) for column in columns], axis=1))
     return np.concatenate(found)
