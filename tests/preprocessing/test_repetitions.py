@@ -333,6 +333,39 @@ def test_the_texts_of_a_benchmark_are_counted_by_the_words_by_which_they_are_fou
     assert shares(benchmark.texts, [search.positions()]) == {"a.txt": {"texts": 1, "in_corpus": 1, "share": 1.0}}
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.tsv", "a.json", "a.jsonl"])
+def test_a_file_of_a_benchmark_may_begin_with_a_byte_order_mark(tmp_path: Path, name: str) -> None:
+    text = "It was the best of times, it was the worst of times."
+    (tmp_path / name).write_text(json.dumps(text) if "json" in name else text, encoding="utf-8-sig")
+    assert read_benchmark(tmp_path, print).texts.num_rows == 1
+
+
+def test_a_text_of_ten_sequences_needs_seven(tmp_path: Path) -> None:
+    text = [f"word{number}" for number in range(17)]
+    (tmp_path / "a.txt").write_text(" ".join(text))
+    benchmark = read_benchmark(tmp_path, print)
+    for words, told in ((13, 0), (14, 1)):
+        search = Search(benchmark.sequences)
+        search.look_in(" ".join(text[:words]))
+        assert shares(benchmark.texts, [search.positions()])["a.txt"]["in_corpus"] == told
+
+
+def test_what_any_part_of_the_corpus_has_counts(tmp_path: Path) -> None:
+    """A text's sequences may be in documents of several units."""
+    text = [f"word{number}" for number in range(17)]
+    (tmp_path / "a.txt").write_text(" ".join(text))
+    benchmark = read_benchmark(tmp_path, print)
+    found = []
+    for part in (text[:12], text[9:]):
+        search = Search(benchmark.sequences)
+        search.look_in(" ".join(part))
+        found.append(search.positions())
+    assert shares(benchmark.texts, found)["a.txt"]["in_corpus"] == 0
+    search = Search(benchmark.sequences)
+    search.look_in(" ".join(text[4:13]))
+    assert shares(benchmark.texts, [*found, search.positions()])["a.txt"]["in_corpus"] == 1
+
+
 def test_a_line_of_json_may_hold_what_elsewhere_ends_lines(tmp_path: Path) -> None:
     text = " ".join(f"word{number}" for number in range(12))
     lines = [json.dumps({"text": text.replace(" ", end)}, ensure_ascii=False) for end in " \u2028\u2029\x85"]
