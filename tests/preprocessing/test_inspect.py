@@ -377,7 +377,15 @@ def test_a_path_is_not_empty_and_may_begin_with_the_users_home(
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda _: {}, lambda _: {"sentences": "many"}, lambda told: told | {"tokens": 10**400}]
+    "damage",
+    [
+        lambda _: {},
+        lambda _: {"sentences": "many"},
+        lambda told: told | {"tokens": 10**400},
+        lambda told: told | {"sources": []},
+        lambda told: told | {"pairs": {"long": {}}},
+        lambda told: told | {"sources": {"books": None}},
+    ],
 )
 def test_damaged_statistics_are_told_in_a_line(
     shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
