@@ -113,6 +113,14 @@ def test_a_title_may_be_damaged_or_empty(title: bytes, read: str | None) -> None
     assert found.title == read
 
 
+def test_only_wanted_pages_are_read() -> None:
+    asked: list[str] = []
+    xml = dump(SITEINFO, page(number=7), page(number=8), page(ns=1, number=9))
+    found = list(read(io.BytesIO(xml), "a.xml", wanted=lambda doc_id: asked.append(doc_id) or doc_id.endswith("/8")))
+    assert [item.doc_id for item in found] == ["testwiki/8", "testwiki/9"], "the latter of which is skipped"
+    assert asked == ["testwiki/7", "testwiki/8"]
+
+
 def test_a_page_without_a_namespace_is_an_article() -> None:
     assert isinstance(pages(dump(SITEINFO, page().replace("<ns>0</ns>", "")))[0], Document)
 
@@ -165,6 +173,8 @@ def test_any_schema_version(schema: str) -> None:
         ("utf-16", '<?xml version="1.0" encoding="UTF-16"?>'),
         ("utf-16-le", '\ufeff<?xml version="1.0"?>'),
         ("utf-16-be", "\ufeff"),
+        ("utf-16-le", '<?xml version="1.0" encoding="UTF-16LE"?>'),
+        ("utf-16-be", '<?xml version="1.0" encoding="UTF-16BE"?>'),
     ],
 )
 def test_encodings(encoding: str, prolog: str) -> None:
