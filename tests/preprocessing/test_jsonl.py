@@ -135,6 +135,13 @@ def test_a_line_of_more_values_than_fit_into_memory_is_not_parsed(monkeypatch: p
     assert documents(line) != [Skipped("a/b.jsonl#0", "jsonl", "too_large")]
 
 
+def test_brackets_beside_each_other_are_not_nested() -> None:
+    deepest = "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1)
+    assert documents(f'{{"text": "Text.", "x": {deepest}, "y": [[], {{}}]}}') == [
+        Document("a/b.jsonl#0", "jsonl", None, "Text.")
+    ]
+
+
 def _far_down(frames: int, call: Callable[[], T]) -> T:
     """What a call gives to one who has called others already, as engines do more of with some options."""
     return call() if not frames else _far_down(frames - 1, call)
