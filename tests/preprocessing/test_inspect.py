@@ -298,6 +298,25 @@ def test_verify_names_a_tokenizer_that_was_changed(
     assert f"tokenizer/{file}: not what the shards were made with" in capsys.readouterr().err
 
 
+def test_verify_names_a_tokenizer_that_is_gone(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(shards, tmp_path / "copy")
+    (copy / "tokenizer" / "tokenizer.json").unlink()
+    with pytest.raises(SystemExit, match="2"):
+        inspect.main([str(copy), "--verify"])
+    assert "tokenizer/tokenizer.json: not what the shards were made with" in capsys.readouterr().err
+
+
+def test_verify_does_not_ask_another_version_for_the_same_tokenizer(shards: Path, tmp_path: Path, said: Said) -> None:
+    copy = shutil.copytree(shards, tmp_path / "copy")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["created_by"]["tokenizers"] = "0.0.1"
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (copy / "tokenizer" / "tokenizer_config.json").write_text("{}")
+    assert "Verified" in said(copy, "--verify")
+
+
 def test_verify_names_a_tokenizer_that_this_user_may_not_read(
     shards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
