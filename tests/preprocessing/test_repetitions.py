@@ -350,6 +350,15 @@ def test_a_text_of_ten_sequences_needs_seven(tmp_path: Path) -> None:
         assert shares(benchmark.texts, [search.positions()])["a.txt"]["in_corpus"] == told
 
 
+def test_a_refrain_counts_once_among_a_texts_sequences(tmp_path: Path) -> None:
+    """Or a song would be in every corpus that has its refrain."""
+    (tmp_path / "a.txt").write_text("la " * 40 + "the old whale sailed home under the ship")
+    benchmark = read_benchmark(tmp_path, print)
+    search = Search(benchmark.sequences)
+    search.look_in("la " * 20)
+    assert shares(benchmark.texts, [search.positions()])["a.txt"]["in_corpus"] == 0
+
+
 def test_what_any_part_of_the_corpus_has_counts(tmp_path: Path) -> None:
     """A text's sequences may be in documents of several units."""
     text = [f"word{number}" for number in range(17)]
