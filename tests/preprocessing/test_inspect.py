@@ -18,7 +18,17 @@ import pytest
 from matplotlib.figure import Figure
 
 from preprocessing import inspect
-from preprocessing.histograms import DOCUMENTS, LENGTH_BINS, PAIR_BINS, PAIRS, UNKNOWN, count_all, draw, in_pair_bins
+from preprocessing.histograms import (
+    DOCUMENTS,
+    LENGTH_BINS,
+    PAIR_BINS,
+    PAIRS,
+    UNKNOWN,
+    UNKNOWN_BINS,
+    count_all,
+    draw,
+    in_pair_bins,
+)
 from preprocessing.inspect import Sampled, describe, sample, tell_pairs
 from preprocessing.make_shards import main as make_shards
 from preprocessing.schema import Manifest, ShardDirectory, ShardEntry, Vocabulary
@@ -163,7 +173,7 @@ def test_the_tables_of_several_sources_tell_them_apart() -> None:
 
 
 def test_histograms_are_of_every_source_by_its_own_documents(shards: Path, tmp_path: Path) -> None:
-    """Of one all tokens are unknown."""
+    """Of one the first token of each is unknown."""
     copy = shutil.copytree(shards, tmp_path / "copy")
     expected: dict[str, list[int]] = {"books": [], "notes": []}
     for shard in copy.glob("*shard-*.arrow"):
@@ -171,15 +181,16 @@ def test_histograms_are_of_every_source_by_its_own_documents(shards: Path, tmp_p
         sources = ["notes" if row % 2 else "books" for row in range(len(tokens))]
         for source, row in zip(sources, tokens, strict=True):
             expected[source].append(len(row))
-        known = [[1] * len(row) if source == "notes" else row for source, row in zip(sources, tokens, strict=True)]
+        known = [[1, *row[1:]] if source == "notes" else row for source, row in zip(sources, tokens, strict=True)]
         rewrite_shard(shard, source=sources, tokens=known)
     counted = count_all(ShardDirectory(copy))
     for source, lengths in expected.items():
         assert counted.document_lengths[source].tolist() == np.histogram(lengths, LENGTH_BINS)[0].tolist()
         assert counted.sums[f"tokens/{source}"] == sum(lengths)
-        assert counted.sums[f"unknown/{source}"] == (sum(lengths) if source == "notes" else 0)
-        place = -1 if source == "notes" else 0
-        assert counted.unknown_shares[source][place] == counted.unknown_shares[source].sum() == len(lengths)
+        unknown = int(source == "notes")
+        assert counted.sums[f"unknown/{source}"] == unknown * len(lengths)
+        shares = [unknown / length for length in lengths]
+        assert counted.unknown_shares[source].tolist() == np.histogram(shares, UNKNOWN_BINS)[0].tolist()
     assert [path.name for path in draw(counted, tmp_path / "new" / "figures")] == [DOCUMENTS, PAIRS, UNKNOWN]
 
 
