@@ -10,6 +10,7 @@ from trainer.deepspeed_config import (
     _SECTIONS,
     _VALUES,
     accumulation_steps,
+    other_numbers,
     read_deepspeed,
     resolve,
     without_communication,
@@ -76,9 +77,14 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
         ({"scheduler": {"type": "WarmupLR"}}, r"remove it; the recipe's \[schedule\] rules it"),
         ({"bf16": {"enabled": "auto"}}, r'bf16\.enabled is "auto"; write true or false'),
         ({"zero_optimization": {"stage": "2"}}, r'zero_optimization\.stage is "2"; choose 0, 1, 2 or 3'),
+        ({"zero_optimization": {"stage": True}}, r"zero_optimization\.stage is true; choose 0, 1, 2 or 3"),
         ({"zero_optimization": {"stage": 4}}, r"zero_optimization\.stage is 4; choose 0, 1, 2 or 3"),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/"}}}, "use cpu"),
         ({"zero_optimization": {"stage": 0}}, "mixed precision needs zero_optimization.stage"),
+        (
+            {"bf16": None, "fp16": {"enabled": True}, "zero_optimization": {"stage": 0}},
+            "mixed precision needs zero_optimization.stage",
+        ),
         ({"fp16": {"enabled": True}}, "bf16 and fp16 are both enabled; choose one"),
         ({"bf16": {"enabled": True, "check_grad_overflow": False}}, "bf16.check_grad_overflow is false; leave it on"),
         ({"zero_optimization": {"stage": 2, "compute_grad_norm": False}}, "compute_grad_norm is false; leave it on"),
@@ -123,6 +129,7 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
         ({"activation_checkpointing": {}}, "remove it and set model.activation_checkpointing=true"),
         ({"gradient_predivide_factor": 2.0}, "gradient_predivide_factor is 2.0; remove it: losses are normalized"),
         ({"gradient_allreduce_op": "sum"}, 'gradient_allreduce_op is "sum"; remove it'),
+        ({"zero_allow_untested_optimizer": False}, "zero_allow_untested_optimizer is false; remove it"),
         ({"zero_force_ds_cpu_optimizer": True}, r"is true; remove it; the recipe's \[optimizer\] is never replaced"),
         ({"fp16": True}, "fp16 is true; it must be an object"),
         ({"data_types": "fp32"}, 'data_types is "fp32"; it must be an object'),
@@ -137,6 +144,13 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
         ({"flops_profiler": {"enable": True}}, "flops_profiler.enable has no effect here"),
         ({"flops_profiler": {"enabled": "true"}}, 'flops_profiler.enabled is "true"; write true or false'),
         ({"flops_profiler": {"enabled": True, "profile_step": "10"}}, 'profile_step is "10"; give a step'),
+        ({"flops_profiler": {"profile_step": 0}}, "profile_step is 0; give a step, from 1"),
+        ({"flops_profiler": {"module_depth": -2}}, "module_depth is -2; give a depth, -1 for all"),
+        ({"flops_profiler": {"top_modules": 0}}, "top_modules is 0; give a number of modules"),
+        ({"flops_profiler": {"output_file": 7}}, "output_file is 7; give a file's name"),
+        ({"flops_profiler": {"recompute_fwd_factor": -0.5}}, r"recompute_fwd_factor is -0\.5; give a number"),
+        ({"flops_profiler": {"detailed": 1}}, "flops_profiler.detailed is 1; write true or false"),
+        ({"dump_state": 1}, "dump_state is 1; write true or false"),
         ({"wall_clock_breakdown": "no"}, 'wall_clock_breakdown is "no"; write true or false'),
         # DeepSpeed takes the word for the value that is refused.
         ({"zero_optimization": {"stage": 2, "round_robin_gradients": "true"}}, 'is "true"; write true or false'),
@@ -145,6 +159,7 @@ def test_deepspeed_gets_what_the_recipe_rules(recipe, deepspeed_config):
             {"bf16": None, "zero_optimization": {"stage": 0, "cpu_offload": True}},
             'write "offload_optimizer": {"device"',
         ),
+        ({"zero_optimization": {"stage": 3, "cpu_offload_param": True}}, 'write "offload_param": {"device": "cpu"}'),
         ({"steps_per_print": True}, "steps_per_print is true; give a number of steps"),
         ({"steps_per_print": 0}, "steps_per_print is 0; give a number of steps"),
         ({"steps_per_print": "auto"}, 'steps_per_print is "auto"; give a number of steps'),
@@ -171,6 +186,7 @@ def test_sections_of_deepspeeds_configuration_are_objects(recipe, tmp_path):
     [
         ({}, None),
         ({"steps_per_print": 2}, "info"),
+        ({"steps_per_print": 8}, "info"),  # at the last one
         ({"steps_per_print": 1_000_000}, None),  # never, as other programs' files have it
         ({"dump_state": True}, "info"),
         ({"comms_logger": {"enabled": True, "verbose": True}}, "info"),
@@ -181,6 +197,14 @@ def test_what_deepspeed_is_asked_to_print_is_printed(recipe, deepspeed_config, c
     settings = load_recipe(recipe)
     resolved = resolve(read_deepspeed(deepspeed_config(**changes)), settings, settings.phases[0], world=2)
     assert resolved.get("log_level") == level
+
+
+def test_deepspeed_measures_no_throughput_unless_asked_to(recipe, deepspeed_config):
+    """It would wait for the device twice in every micro-batch."""
+    settings = load_recipe(recipe)
+    for changes, measures in (({}, False), ({"timers": {"throughput": {"enabled": True}}}, True)):
+        resolved = resolve(read_deepspeed(deepspeed_config(**changes)), settings, settings.phases[0], world=2)
+        assert resolved["timers"] == {"throughput": {"enabled": measures}}
 
 
 def test_deepspeed_reads_every_key_that_is_taken():
@@ -221,6 +245,8 @@ def test_one_rank_has_nothing_to_communicate(stage, off, has_type):
         "bf16": {"enabled": True}, "zero_optimization": {**zero, **off},
         **({"communication_data_type": "fp32"} if has_type else {}),
     }  # fmt: skip
+    del config["zero_optimization"]  # as for 0
+    assert without_communication(config) == config
 
 
 @pytest.mark.parametrize(("stage", "sums", "device", "left_to"), [
@@ -236,12 +262,45 @@ def test_one_rank_leaves_float32_sums_of_bf16_to_zero_1(stage, sums, device, lef
     assert ("communication_data_type" in alone) == (left_to != 2)
 
 
+def test_one_rank_leaves_fp16_to_zero_2():
+    config = {"fp16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}, "zero_optimization": {"stage": 2}}
+    assert without_communication(config)["zero_optimization"]["stage"] == 2
+
+
+def test_what_computes_other_numbers_is_told_and_nothing_else():
+    before = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2, "reduce_bucket_size": 7}}
+    after = {
+        "fp16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32",
+        "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 8},
+    }  # fmt: skip
+    assert other_numbers(before, after) == [
+        "bf16.enabled: True -> None", "fp16.enabled: None -> True", "data_types.grad_accum_dtype: None -> fp32",
+        "communication_data_type: None -> fp32", "zero_optimization.stage: 2 -> 1",
+        "zero_optimization.offload_optimizer.device: None -> cpu",
+    ]  # fmt: skip
+    assert other_numbers({"fp16": {"enabled": False}, "zero_optimization": {"stage": 0}}, {}) == []
+
+
 def test_a_key_is_no_part_of_a_file_that_is_copied_and_is_not_told(recipe, deepspeed_config):
     settings = load_recipe(recipe)
     path = deepspeed_config(comet={"enabled": True, "api_key": "SeCrEt"})
     with pytest.raises(ConfigError, match=r"comet\.api_key .* set the variable COMET_API_KEY") as refused:
         resolve(read_deepspeed(path), settings, settings.phases[0], 2)
     assert "SeCrEt" not in str(refused.value)
+
+
+@pytest.mark.parametrize("changes", [
+    {"steps_per_print": 1},
+    {"log_level": "INFO"},
+    {"flops_profiler": {"profile_step": 1, "module_depth": -1, "top_modules": 1, "output_file": "flops.txt",
+                        "recompute_fwd_factor": 0.0, "detailed": False}},
+    {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu", "ratio": 1.0}}},
+    {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+])  # fmt: skip
+def test_what_deepspeed_can_do_it_may_be_asked_for(recipe, deepspeed_config, changes):
+    settings = load_recipe(recipe)
+    resolved = resolve(read_deepspeed(deepspeed_config(**changes)), settings, settings.phases[0], 2)
+    assert changes.items() <= resolved.items()
 
 
 def test_equal_values_are_no_disagreement(recipe, deepspeed_config):
