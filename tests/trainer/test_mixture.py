@@ -78,6 +78,7 @@ def test_after_a_whole_turn_every_source_gave_its_weight(of_sources):
         assert (positions[places] == np.arange(2 * weight)).all()
 
 
+@pytest.mark.filterwarnings("error")  # of a division by zero, for sources without weight
 @given(changing(), st.integers(0, 100))
 def test_where_weights_change_every_source_goes_on_where_it_was_left(stretches, beyond):
     mixture = Mixture(stretches)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainer.packing import PackedTokens, Table
@@ -26,7 +26,7 @@ def test_sequences_and_padded_rows_give_the_same():
     assert tokens.bounds.tolist() == [0, 3, 4, 6]
     assert tokens.firsts.tolist() == [0, 3, 4]
     assert tokens.lengths.tolist() == [3, 1, 2]
-    assert tokens.longest == 3
+    assert tokens.longest == PackedTokens.from_sequences(ids[::-1]).longest == 3
     assert PackedTokens.from_sequences(ids).token_type_ids.tolist() == [0] * 6
     padded = torch.tensor([[5, 6, 7], [8, 0, 0], [9, 10, 0]])
     padded_types = torch.tensor([[0, 0, 1], [0, 0, 0], [0, 1, 0]])
@@ -83,6 +83,7 @@ def rows_of(tables: list[Table]) -> list[int]:
 
 
 @given(LENGTHS, st.sampled_from([8, 64, 79, 80, 96]))
+@example([40, 40, 37], 118)  # 119 more, as three of almost the longest
 def test_rounding_up_adds_what_is_missing_and_as_many_sequences_in_any_case(lengths, multiple):
     tokens = packed(lengths, longest=40)
     rounded = tokens.round_up(multiple)
