@@ -61,6 +61,12 @@ def test_autocast_asks_for_bfloat16_and_float32_stays_exact(draw):
     assert error(layer.weight.grad, x.sum(dim=0).expand(40, 96)) < 3e-3
 
 
+def test_autocast_rounds_what_is_multiplied(draw):
+    a, b = (draw(6, *shape, dtype=torch.float32) for shape in ((24, 96), (96, 40)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(matmul(a, b), matmul(a.bfloat16(), b.bfloat16()))
+
+
 @pytest.mark.parametrize("region", [False, True])
 def test_batches_of_products_are_rounded_once(draw, region):
     a, b, bias = draw(6, 24, 96), draw(6, 96, 40), draw(6, 24, 40)
@@ -68,5 +74,6 @@ def test_batches_of_products_are_rounded_once(draw, region):
     with torch.autocast("cpu", torch.bfloat16, enabled=region):
         assert torch.equal(matmul(a, b), exact.bfloat16())
         assert torch.equal(matmul(a.float(), b.float()), exact.bfloat16() if region else exact)
+        assert torch.equal(matmul(a.double(), b.double()), a.double() @ b.double())
         assert torch.equal(baddbmm(bias, a, b, alpha=0.5), (bias.float() + exact * 0.5).bfloat16())
         assert torch.equal(baddbmm(bias, a, b, beta=0.0, alpha=0.5), (exact * 0.5).bfloat16())
