@@ -1,8 +1,11 @@
 """What a run says of the code and the libraries that it was made with."""
 
+import platform
 import shutil
+import socket
 import subprocess
 from importlib import metadata
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -24,6 +27,12 @@ def test_what_is_not_installed_has_no_version_and_ends_no_run():
     assert code["version"] is None
     assert code["libraries"]["mlflow"] is None
     assert code["libraries"]["torch"] == installed("torch")
+
+
+def test_the_machine_is_told_by_its_name_too():
+    assert code_version()["machine"] == {
+        "system": platform.platform(), "processor": platform.machine(), "host": socket.gethostname(),
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -153,3 +162,11 @@ def test_an_environment_is_the_code_that_trains_wherever_it_lies_and_the_librari
     assert unlike(environment(), mine) == ["other code"]
     assert unlike({**mine, "numpy": "1.0"}, {**mine, "numpy": "2.0"}) == ["numpy 1.0, not 2.0"]
     assert unlike(mine, mine) == []
+
+
+def test_an_environment_is_the_same_whatever_order_a_disk_lists_files_in(checkout, monkeypatch):
+    for name in ("a", "b", "recipes/c"):
+        write(checkout, f"trainer/{name}.py", "1\n")
+    mine, listed = environment(), Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda *given: reversed(list(listed(*given))))
+    assert environment() == mine
