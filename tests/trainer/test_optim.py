@@ -36,8 +36,8 @@ def new_layer():
 
 def test_with_bias_correction_it_is_torchs_adamw():
     ours, theirs = new_parameter(), new_parameter()
-    run(Adam([ours], OptimizerConfig(name="adamw", beta2=0.98, weight_decay=0.1)), ours)
-    run(torch.optim.AdamW([theirs], betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1), theirs)
+    run(Adam([ours], OptimizerConfig(name="adamw", beta2=0.98, eps=1e-3, weight_decay=0.1)), ours)
+    run(torch.optim.AdamW([theirs], betas=(0.9, 0.98), eps=1e-3, weight_decay=0.1), theirs)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
@@ -226,6 +226,24 @@ def test_a_group_without_parameters_is_none():
     assert group["weight_decay"] == 0.01
 
 
+def test_what_is_not_trained_is_not_decayed():
+    layer = new_layer()
+    (group,) = parameter_groups(layer, 0.01, [layer.weight])
+    assert (group["weight_decay"], group["undecayed"], len(group["params"])) == (0.0, True, 2)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_a_group_without_gradients_stays_as_it_is(name):
+    layer = new_layer()
+    optimizer = build_optimizer(parameter_groups(layer, 0.01), OptimizerConfig(name=name))
+    layer.bias.grad = gradients(1, (5,))
+    for group in optimizer.param_groups:
+        group["lr"] = 1.0
+    optimizer.step()
+    assert torch.equal(layer.weight, new_layer().weight)
+    assert not torch.equal(layer.bias, new_layer().bias)
+
+
 def test_the_recipes_names():
     parameter = new_parameter()
     for name, kind in (("bert_adam", Adam), ("adamw", Adam), ("lamb", Lamb)):
@@ -246,6 +264,7 @@ def test_the_recipes_names():
         {"max_gradient_norm": math.nan},
         {"max_gradient_norm": math.inf},
         {"name": "lamb", "min_trust_ratio": 2.0, "max_trust_ratio": 1.0},
+        {"name": "lamb", "min_trust_ratio": math.inf},
         {"name": "adamw", "bias_correction": False},
         {"name": "bert_adam", "max_trust_ratio": 10.0},
         {"name": "bert_adam", "adapt_undecayed": True},
