@@ -101,6 +101,23 @@ def test_weights_that_each_phase_has_of_its_own_are_compared_with_those_of_all(r
     assert divergence.trend == trend
 
 
+def test_losses_are_judged_by_those_of_the_phase_before_and_not_by_an_earlier_one_s(recipe, tmp_path):
+    """As of a length that a run comes back to."""
+    divergence = of_run(in_phases(recipe, tmp_path, {"sequence_length": 16}, {}), tmp_path)
+    divergence.trend = trend = LossTrend(mean=2.0, lowest=2.0, good_step=5)
+    begin, _, phase = list(divergence.recipe.phase_ranges())[2]
+    divergence.enter(begin, phase)
+    assert divergence.trend == trend.begin_anew()
+
+
+def test_of_a_rise_before_a_phase_nothing_is_told_where_a_run_may_diverge(recipe, tmp_path, caplog):
+    path = in_phases(recipe, tmp_path, {"sequence_length": 16})
+    divergence = of_run(path, tmp_path, "train.divergence=0")
+    divergence.trend = LossTrend(mean=3.0, lowest=2.0, good_step=5)
+    divergence.enter(8, divergence.recipe.phases[1])
+    assert not caplog.messages
+
+
 def diverged_at(step, path):
     """A run with a checkpoint of a step that was trained after its loss had risen."""
     run = RunDirectory(path)
