@@ -341,6 +341,14 @@ def test_a_cache_that_can_not_be_written(shards, tmp_path):
         cached(str(shards), file, verify=True)
 
 
+def test_a_manifest_that_is_no_text_is_damaged(tmp_path, cache):
+    """As one that was compressed on its way."""
+    shards = write_shards(tmp_path / "shards")
+    (shards / "manifest.json").write_bytes(b"\x1f\x8b\x08")
+    with pytest.raises(ShardError, match=r"shards/manifest\.json: not a shard manifest"):
+        cached(str(shards), cache, verify=True)
+
+
 def test_a_manifest_that_names_a_path(tmp_path, cache):
     shards = write_shards(tmp_path / "shards", train=(3,), validation=())
     manifest = Path(shards / "manifest.json")
