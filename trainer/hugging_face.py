@@ -264,8 +264,7 @@ def _check(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -
     """Refuse a state whose names or shapes are not those of the configuration."""
     if missing := sorted(shapes.keys() - state.keys()):
         raise ValueError(f"weights and configuration are from different models: missing {name_some(missing)}")
-    roots = {name.split(".")[0] for name in shapes}
-    if surplus := sorted(name for name in state.keys() - shapes.keys() if name.split(".")[0] in roots):
+    if surplus := sorted(state.keys() - shapes.keys()):
         raise ValueError(f"weights and configuration are from different models: unexpected {name_some(surplus)}")
     for name, shape in shapes.items():
         if tuple(state[name].shape) != tuple(shape):

@@ -16,8 +16,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.failing import failures_in_turn
+from tests.failing import REASON, fail_at, failures_in_turn
 from trainer import hugging_face
+from trainer.files import incomplete
 from trainer.hugging_face import from_hugging_face, load_export, save_export, to_hugging_face
 from trainer.model import BertConfig, BertForPreTraining
 
@@ -57,7 +58,8 @@ def tokenizer_dir(tmp_path: Path) -> Path:
     directory = tmp_path / "tokenizer"
     directory.mkdir()
     (directory / "vocab.txt").write_text("[PAD]\n[UNK]\n", encoding="utf-8")
-    (directory / "tokenizer.json").write_text("{}", encoding="utf-8")
+    for name in ("tokenizer.json", "special_tokens_map.json"):
+        (directory / name).write_text("{}", encoding="utf-8")
     (directory / "notes.txt").write_text("not a file of the tokenizer's", encoding="utf-8")
     return directory
 
@@ -115,6 +117,8 @@ class TestConversion:
             to_hugging_face(state, dataclasses.replace(CONFIG, num_hidden_layers=3))
         with pytest.raises(ValueError, match=r"has shape \(53, 24\) where the configuration means \(54, 24\)"):
             to_hugging_face(state, dataclasses.replace(CONFIG, vocab_size=54))
+        with pytest.raises(ValueError, match=r"from different models: unexpected classifier\.weight"):
+            to_hugging_face(state | {"classifier.weight": torch.zeros(2, 24)}, CONFIG)
 
 
 class TestConfiguration:
@@ -151,6 +155,12 @@ class TestConfiguration:
             config, _ = from_hugging_face(settings, to_hugging_face(random_state(), CONFIG)[1])
             assert config.pad_token_id == 0
 
+    def test_a_rate_may_be_a_whole_number(self):
+        config, _ = from_hugging_face(
+            self.SETTINGS | {"hidden_dropout_prob": 0}, to_hugging_face(random_state(), CONFIG)[1]
+        )
+        assert config == dataclasses.replace(CONFIG, hidden_dropout_prob=0.0)
+
     def test_googles_own_file_will_do(self):
         """bert_config.json of 2018: neither model_type nor layer_norm_eps, and settings that nobody reads."""
         file = {
@@ -175,6 +185,15 @@ class TestOtherWriters:
         }
         assert old.keys() != self.THEIRS.keys()
         assert_same(from_hugging_face(self.SETTINGS, old)[1], random_state())
+
+    def test_what_bert_model_saves_by_itself_lacks_its_root(self):
+        bare = {name.removeprefix("bert."): tensor for name, tensor in self.THEIRS.items()}
+        assert_same(from_hugging_face(self.SETTINGS, bare)[1], random_state())
+
+    def test_a_bias_of_the_decoder_is_that_of_the_predictions(self):
+        other = {name.replace("predictions.bias", "predictions.decoder.bias"): v for name, v in self.THEIRS.items()}
+        assert other.keys() != self.THEIRS.keys()
+        assert_same(from_hugging_face(self.SETTINGS, other)[1], random_state())
 
     def test_the_same_tensor_under_two_names_is_one(self):
         again = {name.removeprefix("bert."): tensor.clone() for name, tensor in self.THEIRS.items()}
@@ -226,7 +245,8 @@ class TestExport:
 
     def test_holds_the_tokenizer_and_where_it_came_from(self, export):
         assert sorted(path.name for path in export.iterdir()) == [
-            "config.json", "lineage.json", "model.safetensors", "tokenizer.json", "vocab.txt",
+            "config.json", "lineage.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json",
+            "vocab.txt",
         ]  # fmt: skip
         assert json.loads((export / "lineage.json").read_text()) == LINEAGE
         assert json.loads((export / "config.json").read_text())["architectures"] == ["BertForPreTraining"]
@@ -270,6 +290,15 @@ class TestExport:
         save_export(directory, random_state(), CONFIG, tokenizer_dir, LINEAGE)
         assert [path.name for path in (tmp_path / "exports").iterdir()] == ["step-000200"]
         assert load_export(directory).config == CONFIG
+
+    def test_what_a_kill_left_of_an_export_is_in_nobody_s_way(self, export, tokenizer_dir):
+        left = incomplete(export)
+        left.mkdir()
+        (left / "half.safetensors").write_bytes(b"half")
+        save_export(export, random_state(), CONFIG, tokenizer_dir, {"step": 101})
+        assert [path.name for path in export.parent.iterdir()] == ["step-000100"]
+        assert not (export / "half.safetensors").exists()
+        assert json.loads((export / "lineage.json").read_text()) == {"step": 101}
 
     def test_replaces_an_older_one(self, export, tokenizer_dir):
         zeros = {k: torch.zeros_like(v) for k, v in random_state().items()}
@@ -370,6 +399,22 @@ class TestDamage:
     def test_a_pickle_is_no_substitute_for_weights(self, export):
         shutil.move(export / "model.safetensors", export / "pytorch_model.bin")
         with pytest.raises(ValueError, match=r"model\.safetensors: missing; .*save_pretrained"):
+            load_export(export)
+
+    @pytest.mark.parametrize(("architectures", "kind"), [
+        (["BertForMaskedLM"], "BertForMaskedLM"), ([7, "BertModel"], "BertModel"), (["os.system; Bert"], "AutoModel"),
+        ("BertModel", "AutoModel"), (None, "AutoModel"),
+    ])  # fmt: skip
+    def test_weights_in_another_format_are_saved_anew_by_their_own_class(self, export, architectures, kind):
+        (export / "model.safetensors").unlink()
+        settings = json.loads((export / "config.json").read_text()) | {"architectures": architectures}
+        (export / "config.json").write_text(json.dumps(settings))
+        with pytest.raises(ValueError, match=rf"by transformers: {kind}\.from_pretrained\(X\)\.save_pretrained\(X\)"):
+            load_export(export)
+
+    def test_weights_that_can_t_be_read_just_now_are_not_missing(self, export, monkeypatch):
+        fail_at(monkeypatch, export / "model.safetensors")
+        with pytest.raises(OSError, match=REASON):
             load_export(export)
 
     @pytest.mark.parametrize("dtype", [
