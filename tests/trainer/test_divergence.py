@@ -144,9 +144,25 @@ def test_a_run_that_has_diverged_at_its_last_step_is_told_so_again(recipe, tmp_p
         check_not_diverged(run, load_recipe(recipe), 8)
 
 
+def test_a_run_that_has_diverged_by_the_end_that_it_was_given_is_told_so_though_a_phase_would_follow(recipe, tmp_path):
+    run, phases = diverged_at(8, tmp_path), in_phases(recipe, tmp_path, {"sequence_length": 16})
+    check_not_diverged(run, load_recipe(phases), 8)
+    with pytest.raises(DivergedError, match=r"^step 8: the loss rose after step 4"):
+        check_not_diverged(run, load_recipe(phases, ["train.max_steps=8"]), 8)
+
+
+def test_the_loss_of_the_masked_words_counts_where_there_is_one(recipe, tmp_path):
+    divergence = of_run(recipe, tmp_path)
+    divergence.follow(1, {"loss": 9.0})
+    assert divergence.trend is None
+    divergence.follow(2, {"loss": 9.0, "mlm_loss": 8.0})
+    assert divergence.trend.mean == 8.0
+
+
 def test_a_run_that_may_diverge_keeps_no_trend(recipe, tmp_path):
     divergence = of_run(recipe, tmp_path, "train.divergence=0")
     divergence.trend = LossTrend(mean=4.5, lowest=2.0, good_step=5)
+    assert not divergence.is_seen
     divergence.follow(7, {"mlm_loss": 4.5})
     assert divergence.trend is None
     assert not divergence.is_seen
