@@ -341,6 +341,35 @@ def test_a_cache_that_can_not_be_written(shards, tmp_path):
         cached(str(shards), file, verify=True)
 
 
+class OfACloudError(Exception):
+    """What a library for a cloud's storage raises: the server's answer is its code."""
+
+    code = 404
+
+
+@pytest.mark.parametrize(("failure", "error", "told"), [
+    (PermissionError(errno.EACCES, "Permission denied"), ShardError, "[Errno 13] Permission denied"),
+    (OfACloudError("no such bucket"), ShardError, "no such bucket"),
+    (OSError("reset\nby peer"), UnavailableError, "reset"),
+    (TimeoutError(), UnavailableError, "TimeoutError"),
+])  # fmt: skip
+def test_what_a_file_system_raises_is_told_in_a_line(shards, cache, monkeypatch, failure, error, told):
+    def fail(*_):
+        raise failure
+
+    monkeypatch.setattr(LocalFileSystem, "cat_file", fail)
+    with pytest.raises(error, match=re.escape(f"({told})")) as raised:
+        cached(str(shards), cache, verify=True)
+    assert "\n" not in str(raised.value)
+
+
+def test_half_a_file_that_a_kill_left_takes_no_room_for_ever(shards, cache):
+    copy = cached(str(shards), cache, verify=True).path
+    (copy / f"{FILES[1]}.part").write_bytes(b"half")
+    cached(str(shards), cache, verify=True)
+    assert files_of(copy) == FILES
+
+
 def test_a_manifest_that_is_no_text_is_damaged(tmp_path, cache):
     """As one that was compressed on its way."""
     shards = write_shards(tmp_path / "shards")
