@@ -1,10 +1,23 @@
+import math
 from unittest import mock
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.metrics import measure_ceiling, memory_share, peak_memory, roomiest_micro_batch, training_flops
+from trainer import metrics
+from trainer.metrics import (
+    LARGEST_LOSS,
+    Laps,
+    directories,
+    measure_ceiling,
+    memory_share,
+    of_directory,
+    peak_memory,
+    perplexity,
+    roomiest_micro_batch,
+    training_flops,
+)
 from trainer.model import BertConfig, BertForPreTraining
 from trainer.packing import PackedTokens
 
@@ -39,6 +52,31 @@ def test_padding_counts_as_nothing():
 def test_a_ceiling_is_of_the_size_that_a_core_can_reach():
     ceiling = measure_ceiling(torch.device("cpu"), torch.float32)
     assert 1e8 < ceiling < 1e15
+
+
+def test_a_ceiling_counts_two_operations_for_each_product_and_not_the_first_time(monkeypatch):
+    """By a clock on which that takes ten seconds and every other one two."""
+    monkeypatch.setattr(metrics, "_SIZE", {"cpu": 8})
+    monkeypatch.setattr(metrics.time, "perf_counter", iter([0.0, 10.0, 10.0, 20.0, 22.0, 22.0]).__next__)
+    assert measure_ceiling(torch.device("cpu"), torch.float32) == 2 * 8**3 / 2.0
+
+
+def test_laps_of_one_name_add_up(monkeypatch):
+    monkeypatch.setattr(metrics.time, "perf_counter", iter([0.0, 1.0, 3.0, 7.0]).__next__)
+    laps = Laps(torch.device("cpu"))
+    for name in ("data", "compute", "data"):
+        laps.lap(name)
+    assert laps.seconds() == {"data": 5.0, "compute": 2.0}
+
+
+def test_a_loss_of_any_height_has_a_perplexity():
+    assert perplexity(math.log(7.0)) == pytest.approx(7.0)
+    assert perplexity(1e9) == perplexity(LARGEST_LOSS) < math.inf
+
+
+def test_figures_of_directories_are_found_by_their_names():
+    names = ["perplexity", of_directory("perplexity", "a/wiki"), of_directory("mlm_loss", "books"), "perplexity_of_all"]
+    assert directories("perplexity", names) == ["a/wiki"]
 
 
 def test_peak_memory_is_that_of_the_process_in_bytes():
