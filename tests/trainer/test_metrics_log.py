@@ -8,7 +8,7 @@ import pytest
 from tests.trainer.test_files import DAMAGED_LINES
 from trainer import metrics_log
 from trainer.files import append_line, incomplete, read_lines
-from trainer.metrics_log import cut_metrics, end_of_step
+from trainer.metrics_log import MetricsLog, cut_metrics, end_of_step, has_line, lines_after
 from trainer.run_directory import RunDirectory
 
 
@@ -147,3 +147,22 @@ def test_metrics_without_a_damaged_line_are_on_disk_before_they_take_the_others_
     cut_metrics(run, 1)
     new = incomplete(run.metrics).name
     assert done == [f"{new} is on disk", f"{new} takes the place of metrics.jsonl"]
+
+
+def test_lines_that_find_no_room_wait_in_their_order_and_are_told_of_once(tmp_path, caplog):
+    log, path = MetricsLog(), tmp_path / "away" / "metrics.jsonl"
+    for step in (1, 2):
+        log.add(path, {"step": step})
+    assert [message.partition(" (")[0] for message in caplog.messages] == [f"{path}: can't be written"]
+    path.parent.mkdir()
+    log.add(path, {"step": 3})
+    assert list(read_lines(path)) == [{"step": step} for step in (1, 2, 3)]
+    log.close()
+    assert len(caplog.messages) == 1
+
+
+def test_lines_after_a_step_are_the_whole_ones_of_later_steps(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\nnothing\n{"step": 4}\n{"step": 5}', encoding="utf-8")
+    assert [line["step"] for line in lines_after(path, 2)] == [4]
+    assert [has_line(path, step) for step in (1, 2, 3, 4, 5)] == [True, True, False, True, False]
