@@ -42,7 +42,7 @@ def read(data: Path, split: str) -> list[ChoiceExample]:
     _check(path, rows, columns)
     cells = [(line, dict(zip(columns, row, strict=True))) for line, row in rows]
     has_labels = split != "test" or any(of_row.get("label") for _, of_row in cells)
-    return [_swag_example(path, line, of_row, has_labels) for line, of_row in cells]
+    return [_swag_example(path, line, number, of_row, has_labels) for number, (line, of_row) in enumerate(cells)]
 
 
 def read_codah(data: Path, split: str) -> list[ChoiceExample]:
@@ -82,8 +82,8 @@ def _check(path: Path, rows: Sequence[tuple[int, list[str]]], columns: Sequence[
             raise DatasetError(f"{path}: line {line}: {len(row)} cells instead of {len(columns)}; mend the line")
 
 
-def _swag_example(path: Path, line: int, cells: dict[str, str], has_label: bool) -> ChoiceExample:
-    key = cells.get("", str(line))
+def _swag_example(path: Path, line: int, number: int, cells: dict[str, str], has_label: bool) -> ChoiceExample:
+    key = cells.get("", str(number))
     if not is_id(key):
         raise DatasetError(
             f"{path}: line {line}, column '': {key!r} holds a tab or a line's end, which no id may; mend the line"

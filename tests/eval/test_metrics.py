@@ -36,6 +36,7 @@ EXACT = {"rel": 1e-12, "abs": 1e-9}
         ("the Normans", ["Normans"], 100, 100),  # articles
         ("a an the", ["The"], 100, 0),  # nothing but articles: equal, but no word is shared
         ("theatre", ["the atre"], 0, 0),  # an article is a whole word
+        ("pizza", ["pizz"], 0, 0),
         ("A. B.", ["b"], 100, 100),  # punctuation goes before articles do
         ("U.S.A.", ["USA"], 100, 100),
         ("don't", ["dont"], 100, 100),
@@ -207,6 +208,7 @@ def test_squad_v2_thresholds():
     # Above 0 there is no answer: b loses its score, c is right.
     cut = {"exact": 75, "f1": 75, "HasAns_f1": 50, "NoAns_exact": 100, "NoAns_f1": 100}
     assert squad_v2(predictions, references, odds, 0.0) == pytest.approx({**plain, **best, **cut}, **EXACT)
+    assert squad_v2(predictions, references, {**odds, "a": 1.0})["HasAns_f1"] == pytest.approx(plain["HasAns_f1"])
     # Of equal odds the first counts first, as in the official script: with c before b, answering b gains too little.
     other = dict(sorted(odds.items(), reverse=True))
     assert squad_v2(predictions, references, other)["best_f1"] == pytest.approx(75)
@@ -353,6 +355,7 @@ TOO_LARGE = "a label or prediction is beyond 1e+150, too large to be correlated;
         ([1.0, 0.5], [1.0, math.nan], "a prediction is not a finite number; train again with a lower learning rate"),
         ([1.0, 0.5], [-math.inf, 1.0], "a prediction is not a finite number; train again with a lower learning rate"),
         ([1.0, 0.5], [-1e308, 1e308], TOO_LARGE),
+        ([1.0, 0.5], [-1e200, 1.0], TOO_LARGE),
         ([1e200, 0.5], [1.0, 2.0], TOO_LARGE),
     ],
 )
@@ -368,6 +371,7 @@ def test_half_widths():
     expected = 100 * z / (1 + z * z / n) * math.sqrt(hits / n * (1 - hits / n) / n + z * z / (4 * n * n))
     assert half_width(100 * hits / n, n) == pytest.approx(expected, rel=1e-6)
     assert half_width(100.0, 50) == pytest.approx(half_width(0.0, 50)) == pytest.approx(3.56738)
+    assert half_width(100 * 0.29, 100) == pytest.approx(half_width(29, 100))  # a hair less in binary fractions
 
 
 # ---- entities -------------------------------------------------------------------------------------------------------
@@ -568,10 +572,20 @@ def test_scoring_entities(tmp_path, capsys):
     assert scores(capsys, "conll", data, predictions, "--scheme", "IOB1")["f1"] == 0
 
 
+def test_precision_is_of_what_was_predicted_and_recall_of_what_is_there(tmp_path, capsys):
+    data, half = (
+        text_file(tmp_path / "data", "EU B-ORG\nBan B-PER\n"),
+        text_file(tmp_path / "half", "EU B-ORG\nBan O\n"),
+    )
+    assert scores(capsys, "conll", data, half) == pytest.approx({"precision": 100, "recall": 50, "f1": 200 / 3})
+
+
 def test_scoring_entities_of_any_type_in_any_scheme(tmp_path, capsys):
     data = text_file(tmp_path / "dev.txt", "p53 S-Gene\nis O\n\nit B-Cell\nis E-Cell\n")
     predictions = text_file(tmp_path / "predictions.txt", "p53 O B-Gene\nis O O\n\nit B-Cell B-Cell\nis I-Cell O\n")
     assert scores(capsys, "conll", data, predictions)["f1"] == 50
+    bilou = text_file(tmp_path / "bilou.txt", "p53 U-Gene\nis O\n\nit B-Cell\nis L-Cell\n")
+    assert scores(capsys, "conll", bilou, predictions)["f1"] == scores(capsys, "conll", data, bilou)["f1"] / 2 == 50
     message = "--scheme IOB2 has no tag S-Gene; leave the option out"
     assert refusal(capsys, "conll", data, predictions, "--scheme", "IOB2") == message
 
@@ -631,12 +645,12 @@ def test_a_file_that_can_not_be_read_for_a_moment_is_no_mistake(tmp_path, monkey
 def test_files_that_fit_in_part(tmp_path, capsys):
     table = text_file(
         tmp_path / "dev.tsv",
-        "index\tsentence1\tsentence2\tlabel\n3\ta\tb\tentailment\n5\ta\tb\tentailment\n",
+        "index\tsentence1\tsentence2\tlabel\n3\ta\tb\tentailment\n5\ta\tb\tentailment\n7\ta\tb\tentailment\n",
     )
     half = text_file(tmp_path / "RTE.tsv", "index\tprediction\n3\tentailment\n")
-    message = f"{half}: 1 examples have no prediction, such as index 5; give one for each"
+    message = f"{half}: 2 examples have no prediction, such as index 5; give one for each"
     assert refusal(capsys, "glue", "RTE", table, half) == message
-    tested = text_file(tmp_path / "test.tsv", "index\tprediction\n" + "".join(f"{i}\tentailment\n" for i in range(7)))
+    tested = text_file(tmp_path / "test.tsv", "index\tprediction\n" + "".join(f"{i}\tentailment\n" for i in range(8)))
     message = f"{tested}: 5 predictions are of no example of {table}, such as index 0; give those of this data set"
     assert refusal(capsys, "glue", "RTE", table, tested) == message
     tags, others = text_file(tmp_path / "tags", "He O\n\nShe O\n"), text_file(tmp_path / "others", "He O\n\nIt O\n")

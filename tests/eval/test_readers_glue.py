@@ -182,6 +182,11 @@ def test_labels_of_a_test_set_that_are_all_empty_are_missing(tmp_path, task):
         tables.read(GLUE[task], tmp_path, "test")
 
 
+def test_the_scale_has_both_of_its_ends(tmp_path):
+    write(tmp_path / "STS-B/dev.tsv", "index\tsentence1\tsentence2\tscore", "0\ta\tb\t0.000", "1\ta\tb\t5")
+    assert [example.label for example in tables.read(GLUE["STS-B"], tmp_path, "dev")] == [0.0, 5.0]
+
+
 @pytest.mark.parametrize("figure", ["5.001", "-0.1", "nan", "good", ""])
 def test_figures_off_the_scale(tmp_path, figure):
     file = write(tmp_path / "STS-B/dev.tsv", "index\tsentence1\tsentence2\tscore", f"0\ta\tb\t{figure}")

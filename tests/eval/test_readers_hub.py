@@ -99,6 +99,10 @@ ROWS = [
              "ending1": (TEXT, "d"), "ending2": (TEXT, "e"), "ending3": (TEXT, "f"),
              "label": (classes("0", "1", "2", "3"), 2)}),
      ChoiceExample("0", "a", "b", ("c", "d", "e", "f"), 2)),
+    ("SWAG", "test", [("allenai/swag", "regular", "test")],
+     copy(sent1=(TEXT, "a"), sent2=(TEXT, "b"), ending0=(TEXT, "c"), ending1=(TEXT, "d"), ending2=(TEXT, "e"),
+          ending3=(TEXT, "f"), label=(classes("0", "1", "2", "3"), -1)),
+     ChoiceExample("0", "a", "b", ("c", "d", "e", "f"), None)),
     ("CoNLL-2003", "dev", [("lhoestq/conll2003", None, "validation")],
      copy(id=(TEXT, "0"), tokens=(List(TEXT), ["He", "is", "Ban", "Ki"]), ner_tags=(List(NER), [0, 0, 1, 2])),
      TaggedSentence("0-0", ("He", "is", "Ban", "Ki"), ("O", "O", "B-PER", "I-PER"), 0)),
@@ -153,6 +157,14 @@ def test_several_parts(hub):
     for label, config in enumerate(("multi_nli", "snli")):
         put(hub, ("kakaobrain/kor_nli", config, "train"), copy(**PREMISE, label=(NLI, label)))
     assert read_hub("KorNLI", "train") == [TextExample("0", "a", "b", 0), TextExample("1", "a", "b", 1)]
+
+
+def test_each_sentence_is_a_document_of_its_own(hub):
+    put(hub, ("lhoestq/conll2003", None, "train"), twice(copy(tokens=(List(TEXT), ["He"]), ner_tags=(List(NER), [0]))))
+    assert [(sentence.id, sentence.document) for sentence in read_hub("CoNLL-2003", "train")] == [
+        ("0-0", 0),
+        ("1-0", 1),
+    ]
 
 
 def test_data_sets_that_were_scripts_come_from_the_hubs_parquet_copy(hub):
@@ -211,6 +223,7 @@ SWAG = {"sent1": (TEXT, "a"), "sent2": (TEXT, "b"), **ENDINGS, "label": (classes
         ("NSMC", "test", copy(id=(TEXT, None), document=(TEXT, "a"), label=(INDEX, 1)), "row 0: None is no id"),
         ("SWAG", "dev", copy(**SWAG | {"ending3": (TEXT, None)}), "row 0, column 'ending3': None is no text"),
         ("SWAG", "dev", copy(**SWAG | {"label": (INDEX, -1)}), "row 0: no label"),
+        ("SWAG", "dev", copy(**SWAG | {"label": (INDEX, 4)}), "row 0: label 4 is not from 0 to 3"),
         ("SQuAD v1.1", "dev", copy(**QUESTION, answers=NOT_IN_PLACE),
          "question q1: the context has no 'Seoul' at character 0"),
         ("SQuAD v1.1", "train", copy(**QUESTION, answers=NOT_IN_PLACE),
@@ -248,6 +261,8 @@ def test_misplaced_answers_are_no_training_questions(monkeypatch, caplog):
     assert caplog.messages == [
         "rajpurkar/squad: left out 1 questions whose answer isn't at its answer_start, such as a"
     ]
+    problem = "question a: the context has no 'Seoul' at character 0"
+    assert message("SQuAD v1.1", "dev") == f"rajpurkar/squad: {problem}; it has changed: use the files with --data"
 
 
 def test_an_empty_split(monkeypatch):

@@ -38,12 +38,26 @@ def test_a_test_set_has_no_labels(tmp_path):
     assert [example.label for example in read(tmp_path, "test")] == [None]
 
 
+def test_a_test_set_with_labels_has_one_in_each_row(tmp_path):
+    file = write(tmp_path / "test.csv", HEADER, ROW)
+    assert read(file, "test") == [EXAMPLE]
+    write(file, HEADER, ROW, ROW.removesuffix("1"))
+    with pytest.raises(DatasetError, match="line 5, column 'label': '' is not the number of an ending"):
+        read(file, "test")
+
+
+def test_rows_without_ids_are_numbered_from_0(tmp_path):
+    file = write(tmp_path / "val.csv", HEADER.removeprefix(","), *2 * [ROW.removeprefix("17,")])
+    assert [example.id for example in read(file, "dev")] == ["0", "1"]
+
+
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
         ([HEADER.replace("sent2", "sent_2"), ROW], "line 1: no column 'sent2'; is it a file of SWAG?"),
         ([HEADER.removesuffix(",label"), ROW], "line 1: no column 'label'; is it a file of SWAG?"),
         ([HEADER, ROW, "18,a,b"], "line 4: 3 cells instead of 12; mend the line"),
+        ([HEADER, ROW + ",1"], "line 3: 13 cells instead of 12; mend the line"),
         ([HEADER, ROW.removesuffix("1") + "4"], "line 3, column 'label': '4' is not the number of an ending, 0 to 3"),
         ([HEADER, ROW.removesuffix("1")], "line 3, column 'label': '' is not the number of an ending, 0 to 3"),
         (
@@ -80,6 +94,7 @@ def test_codah(tmp_path, place):
     ("line", "split", "message"),
     [
         ("o\tprompt\ta\tb\tc\td", "train", "{file}: line 1: 6 cells instead of 7; mend the line"),
+        ("o\tprompt\ta\tb\tc\td\te\t1", "train", "{file}: line 1: 8 cells instead of 7; mend the line"),
         (
             "o\tprompt\ta\tb\tc\td\t4",
             "train",
