@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from seqeval.metrics.sequence_labeling import get_entities
@@ -91,9 +92,9 @@ GENES = TagColumns(("genes", "."), {"dev": "dev.iob"}, tag=1, advice="; look")
 
 
 def test_other_columns_and_types(tmp_path):
-    (tmp_path / "dev.iob").write_text("p53 S-Gene-1 x\nis O x\nit B y\n")
+    (tmp_path / "dev.iob").write_text("p53 S-Gene-1 x\nis O x\nit B y\nis E y\n")
     [found] = read(tmp_path, "dev", GENES)
-    assert (found.words, found.tags) == (("p53", "is", "it"), ("S-Gene-1", "O", "B-ENTITY"))
+    assert (found.words, found.tags) == (("p53", "is", "it", "is"), ("S-Gene-1", "O", "B-ENTITY", "E-ENTITY"))
     assert entity_types([found]) == ("ENTITY", "Gene-1")
 
 
@@ -110,6 +111,9 @@ def test_the_column_of_the_tag_is_missing(tmp_path):
     (tmp_path / "dev.iob").write_text("p53 O x\nis\n")
     with pytest.raises(DatasetError, match=r"line 2: 1 column; expected a word and, in column 2, its tag$"):
         read(tmp_path, "dev", GENES)
+    (tmp_path / "dev.iob").write_text("p53 x O\nis x\n")
+    with pytest.raises(DatasetError, match=r"line 2: 2 columns; expected a word and, in column 3, its tag$"):
+        read(tmp_path, "dev", replace(GENES, tag=2))
 
 
 def test_any_bioes_has_the_entities_that_seqeval_finds():
@@ -136,6 +140,7 @@ def test_bilou_has_the_entities_that_seqeval_finds():
         ("I-PER I-ORG I-ORG", "B-PER B-ORG I-ORG"),
         ("O B-PER I-ORG", "O B-PER B-ORG"),
         ("B-PER I-PER B-PER O B-LOC", "B-PER I-PER B-PER O B-LOC"),
+        ("B-PER U-PER I-PER", "B-PER B-PER B-PER"),  # U is a whole entity, whatever is around it
     ],
 )
 def test_tags_are_converted(iob1, iob2):

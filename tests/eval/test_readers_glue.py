@@ -123,7 +123,7 @@ def test_microsofts_own_mrpc(tmp_path):
 
 def test_what_the_official_processing_leaves_out(tmp_path, caplog):
     columns = "index\tsentence1\tsentence2\tgold_label"
-    mnli = write(tmp_path / "MNLI/dev_matched.tsv", columns, "0\ta\tb\t-", "1\tc\td\tneutral")
+    mnli = write(tmp_path / "MNLI/dev_matched.tsv", columns, "0\ta\tb\t-", "1\tc\td\tneutral", "2\te\tf\t-")
     qqp = write(
         tmp_path / "QQP/train.tsv",
         "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
@@ -134,7 +134,7 @@ def test_what_the_official_processing_leaves_out(tmp_path, caplog):
         assert tables.read(GLUE["MNLI"], tmp_path, "dev") == [TextExample("1", "c", "d", 1)]
         assert tables.read(GLUE["QQP"], tmp_path, "train") == [TextExample("2", "c", "d", 1)]
     assert [record.message for record in caplog.records] == [
-        f"{mnli}: left out 1 rows without a label ('-')",
+        f"{mnli}: left out 2 rows without a label ('-')",
         f"{qqp}: left out 1 rows with too few cells",
     ]
 
@@ -221,6 +221,11 @@ def test_nothing_but_rows_that_are_left_out(tmp_path):
         with pytest.raises(DatasetError) as raised:
             tables.read(GLUE[task], tmp_path, "train")
         assert str(raised.value) == f"{file}: no row is left; give a file with whole and labelled rows"
+
+
+def test_a_row_has_its_number_whatever_is_left_out_before_it(tmp_path):
+    write(tmp_path / "MNLI/train.tsv", "sentence1\tsentence2\tgold_label", "a\tb\t-", "c\td\tneutral")
+    assert [example.id for example in tables.read(GLUE["MNLI"], tmp_path, "train")] == ["1"]
 
 
 def test_rows_with_too_many_cells_are_never_left_out(tmp_path):

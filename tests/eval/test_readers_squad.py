@@ -66,11 +66,13 @@ MISPLACED = [("Houston", 17)]
 
 
 def test_misplaced_answers_are_no_training_questions(tmp_path, caplog):
-    file = write(tmp_path / "train-v1.1.json", question("q1", MISPLACED), question("q2"))
+    """Nor is one that has a right answer beside."""
+    several = [("Houston", 18), *MISPLACED, *MISPLACED]
+    file = write(tmp_path / "train-v1.1.json", question("q1", several), question("q2"), question("q3", MISPLACED))
     with caplog.at_level(logging.WARNING):
         assert [q.id for q in read(tmp_path, "train")] == ["q2"]
     assert [record.message for record in caplog.records] == [
-        f"{file}: left out 1 questions whose answer isn't at its answer_start, such as q1"
+        f"{file}: left out 2 questions whose answer isn't at its answer_start, such as q1"
     ]
 
 
