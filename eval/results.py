@@ -17,7 +17,7 @@ It holds
                        each shards, data, settings, fine_tuning, tasks and code
 
 Details of mlm and nsp: samples, and instead, where figures are not of what the task is named for: next words of a
-left-to-right model, or an untrained head.
+left-to-right model, an untrained head, or samples of one segment.
 
 Details of a task that the model learned: splits and examples of each part (train, dev, dev_mm, test, ...), best_point
 (learning_rate, epochs, batch_size, seed), selected_by (the metric that it is the best by, on dev), seeds (metric -> its

@@ -516,6 +516,7 @@ def test_a_recipe_whose_model_is_not_that_of_given_weights_is_refused_as_by_the_
         (["--micro-batch", "32", "--headroom", "0.9"], "--micro-batch 32: at most "),
         (["--micro-batch", "32,1,1"], "one for each of 2 phases"),
         (["--efficiency", "1.5"], "at most 1"),
+        (["--efficiency", "0"], "give more than 0 and at most 1"),
         (["--fill", "0"], "more than 0"),
         (["--headroom", "1"], "less than 1"),
         (["--network-gbps", "0"], "give a positive number"),

@@ -34,6 +34,11 @@ def test_pairs_lose_tokens_as_googles_do(first: int, second: int, room: int) -> 
     assert truncate_pair(first, second, room) == google_truncation([0] * first, [0] * second, room)
 
 
+def test_texts_of_which_nothing_is_left_are_unknown_as_a_whole(encoder: Encoder) -> None:
+    known, unknown, empty = (encoder.single(ids).ids for ids in encoder.ids(["a b", "a x y z", ""]))
+    assert [encoder.unknown_share(ids) for ids in (known, unknown, empty)] == [0.0, 0.75, 1.0]
+
+
 def test_long_texts() -> None:
     ids = np.arange(1000)
     assert shorten(ids, 510, "head").tolist() == list(range(510))

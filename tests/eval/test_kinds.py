@@ -102,6 +102,7 @@ def test_a_test_set_is_answered_by_the_threshold_of_the_dev_set_and_judged_where
     assert unknown.metrics == {}
     assert conclude(tuned, {"a": ("부산", 5.9), "b": (None, 5.9)}).metrics["exact"] == 50.0
     assert conclude(tuned, {"a": (None, 5.9), "b": (None, 6.1)}).metrics["NoAns_exact"] == 50.0  # to none an answer
+    assert conclude(Questions("v2.0", threshold=0.0), {"a": ("부산", 2.5)}).metrics["exact"] == 0.0
     always = Questions("v1.1")
     assert always.tuned(conclude(always, {"a": ("부산", 9.0)})) == always
     assert conclude(always, {"a": (None, 9.0)}, are_given=False).metrics == {}

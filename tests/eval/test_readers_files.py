@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from eval.readers.examples import DatasetError
 from eval.readers.files import read_lines, read_text, split_lines
 from eval.tasks import datasets
+from preprocessing.storage_errors import UnavailableError
+from tests.failing import REASON, fail_at
 
 
 @pytest.mark.parametrize(
@@ -37,7 +40,17 @@ def test_no_data_set_is_put_together_from_two_folders(
     assert str(raised.value).startswith(f"{tmp_path / first.split('/')[0]}")
 
 
-@pytest.mark.parametrize("content", [b"", b"a", b"a\n", b"\xef\xbb\xbfa\r\n\r\nb\x0bc\xe2\x80\xa8d\r\n", b"\n\na\rb\r"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"a",
+        b"a\n",
+        b"\xef\xbb\xbfa\r\n\r\nb\x0bc\xe2\x80\xa8d\r\n",
+        b"\n\na\rb\r",
+        b" a \t\r\n\xef\xbb\xbfb\n",
+    ],
+)
 def test_lines_one_by_one_are_those_of_the_whole_text(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     assert list(read_lines(tmp_path / "file")) == split_lines(read_text(tmp_path / "file"))
@@ -49,3 +62,13 @@ def test_lines_that_cannot_be_read(tmp_path: Path) -> None:
         list(read_lines(tmp_path / "file"))
     with pytest.raises(DatasetError, match="can't read it"):
         list(read_lines(tmp_path / "gone"))
+
+
+@pytest.mark.parametrize("read", [read_text, lambda path: list(read_lines(path))], ids=["whole", "lines"])
+def test_a_file_that_cannot_be_read_for_a_moment_is_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object]
+) -> None:
+    (file := tmp_path / "file").write_text("a\n")
+    fail_at(monkeypatch, file, named=False)
+    with pytest.raises(UnavailableError, match=f"file: can't be read now \\({REASON}\\)"):
+        read(file)

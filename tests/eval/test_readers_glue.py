@@ -75,6 +75,12 @@ def test_the_folder_is_found_whatever_its_case(tmp_path, monkeypatch, place):
     assert tables.read(GLUE["RTE"], Path(), "dev") == expected
 
 
+def test_of_several_in_another_case_the_first_by_name_is_taken(tmp_path):
+    for name in ("rte", "rtE", "rTe", "rTE", "Rte", "RtE", "RTe"):
+        write(tmp_path / name / "dev.tsv", RTE[0], f"0\t{name}\tb\tentailment")
+    assert tables.read(GLUE["RTE"], tmp_path, "dev")[0].a == "RTe"
+
+
 def test_the_exact_name_comes_first(tmp_path):
     write(tmp_path / "rte/dev.tsv", *RTE)
     write(tmp_path / "RTE/DEV.tsv", *RTE)

@@ -475,6 +475,7 @@ def test_curves_of_a_long_run_are_drawn_from_few_points_and_smoothed_over_all_st
         ("results.json", json.dumps(valued(math.nan)), "tasks.nsp.metrics.accuracy.value: Input should be a finite"),
         ("results.json", json.dumps(valued(-math.inf)), "tasks.nsp.metrics.accuracy.value: Input should be a finite"),
         ("results.json", json.dumps(valued(1e308)), "accuracy.value: Value error, 1e+308 is beyond 1e+307"),
+        ("results.json", json.dumps(valued(-1e308)), "accuracy.value: Value error, -1e+308 is beyond 1e+307"),
         (
             "results.json",
             json.dumps(valued(-1, "half_width")),

@@ -245,6 +245,7 @@ def test_a_model_that_learned_something_else_says_what(
     }  # fmt: skip
     rows = {line.split(" | ")[0].strip("| ") for line in capsys.readouterr().out.splitlines()}
     assert {"mlm perplexity, next words", "nsp accuracy, an untrained head"} <= rows
+    assert tracked_metrics(results_of(tmp_path)).keys() == {f"mlm_{metric}" for metric in tasks["mlm"]["metrics"]}
     assert run(export, tmp_path / "masked", shards, tasks="mlm") == 0
     masked = results_of(tmp_path / "masked")["tasks"]["mlm"]["details"]
     assert "instead" not in masked

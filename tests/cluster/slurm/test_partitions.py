@@ -43,6 +43,7 @@ def test_what_sinfo_prints(groups):
         ("gpu", Job(gpus_per_node=8, gpu_type="h100", time="2-00:00:00"), 4),
         ("cpu", Job(time="30-0"), 10),
         ("old,gpu", Job(gpus_per_node=8), 4),
+        ("cpu,gpu", Job(gpus_per_node=8), 4),
         ("old", Job(gpus_per_node=2, time="30"), 1),
     ],
 )
