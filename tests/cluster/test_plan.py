@@ -418,6 +418,22 @@ def test_options_are_taken_in_the_units_that_they_are_called_after(capsys):
     assert node["network"] == pytest.approx(0.96 * 25e9)  # of the line rate: what NCCL counts on
 
 
+def test_what_is_not_given_is_taken_for_granted(capsys):
+    assert run("--recipe", "lamb_64k", "--gpu", "h200", "--gpus", "64", "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    price = figures["assumptions"].pop("price")
+    default = Assumptions(0.45)
+    assert figures["assumptions"] == pytest.approx({name: getattr(default, name) for name in figures["assumptions"]})
+    assert price is None
+    assert figures["scaling"][-1][0] == 4096
+
+
+def test_a_micro_batch_that_is_given_is_that_of_other_numbers_of_gpus_too(capsys):
+    assert run_large("--json", "--micro-batch", "1") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert dict(figures["scaling"])[8] == pytest.approx(figures["hours"])
+
+
 def test_a_plan_is_of_deepspeed_s_configuration_as_many_gpus_have_it(capsys):
     assert run_large("--json", "--up-to", "4") == 0
     figures = json.loads(capsys.readouterr().out)

@@ -93,7 +93,7 @@ def trained_by_nothing() -> dict[str, Any]:
     return RESULTS | {"checkpoint": checkpoint | {"lineage": checkpoint["lineage"] | {"code": 7}}}
 
 
-def of_export(**facts: str) -> dict[str, Any]:
+def of_export(**facts: Any) -> dict[str, Any]:
     return RESULTS | {"checkpoint": RESULTS["checkpoint"] | facts}
 
 
@@ -487,7 +487,23 @@ def test_curves_of_a_long_run_are_drawn_from_few_points_and_smoothed_over_all_st
             "seeds.f1.0: Value error, 1e+308 is beyond 1e+30",
         ),
         ("results.json", json.dumps(of_export(weights_blake2b="\ud800")), "json: not the results of an evaluation"),
+        ("results.json", json.dumps(of_seeds(1e200)), "seeds.f1.0: Value error, 1e+200 is beyond 1e+30"),
         ("results.json", json.dumps(of_export(path="a\0b")), "checkpoint.path: String should match"),
+        (
+            "results.json",
+            json.dumps(of_export(lineage={"step": -1})),
+            "lineage.step: Input should be greater than or equal to 0",
+        ),
+        (
+            "results.json",
+            json.dumps(of_export(lineage={"step": 1 << 63})),
+            f"lineage.step: Input should be less than {1 << 63}",
+        ),
+        (
+            "results.json",
+            json.dumps(RESULTS | {"data": {"path": "x", "limit": 0}}),
+            "data.limit: Input should be greater than or equal to 1",
+        ),
         ("results.json", json.dumps(RESULTS | {"failed": {"\ud800": "x"}}), "json: not the results of an evaluation"),
         ("results.json", '{"format_version": 1, "shards": []}', "results.json: not the results of an evaluation"),
         ("results.json", json.dumps(judged_by("f1")), "selected by 'f1', which is none of its metrics"),
