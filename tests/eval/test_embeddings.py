@@ -94,6 +94,7 @@ def test_rare_words_weigh_more() -> None:
     tokenizer = build_tokenizer([*SPECIAL_TOKENS, "the", "river", "mill"], lowercase=True)
     terms = count_terms(tokenizer, ["the river", "the", "the river"])
     the, river, mill = terms.weights(tokenizer.encode("the river mill", add_special_tokens=False).ids)
+    assert mill / river == pytest.approx(np.log(1 + 3.5 / 0.5) / np.log(1 + 1.5 / 2.5))  # no document holds a mill
     assert 0 < the < river < mill  # a word that the corpus lacks is the rarest
 
 
