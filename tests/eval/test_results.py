@@ -264,7 +264,6 @@ def test_predictions_that_can_not_be_written_cost_no_submission_that_is_of_them_
     ("module", "call", "name"),
     [
         (os, "stat", "."),
-        (os, "stat", "MRPC"),
         (os, LISTING, "."),
         (os, LISTING, "MRPC"),
         (io, "open", "MRPC/train.tsv"),
