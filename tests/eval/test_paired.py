@@ -144,6 +144,13 @@ def test_what_does_not_vary_correlates_with_nothing(metric: str) -> None:
         assert without_it == 0 != with_it
 
 
+def test_figures_with_squares_of_nothing_correlate_with_nothing() -> None:
+    labels, a, b = predictions("pearson", 30)
+    assert of_labels("pearson", labels * 1e-200, a, b).figures() == (0, 0)
+    first, second = of_labels("pearson", labels, a * 1e-200, b).figures()
+    assert (first, second > 0) == (0, True)
+
+
 def test_a_seed_gives_the_same_figures_again_and_another_one_others() -> None:
     pairs = of_labels("f1", *predictions("f1", 50))
     assert compare(pairs, 500, seed=4) == compare(pairs, 500, seed=4)

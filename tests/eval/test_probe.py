@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 
+from eval.errors import UsageError
 from eval.pretrained import load_pretrained
 from eval.probe import (
     SENTENCES,
@@ -114,6 +115,15 @@ def test_a_gpu_scores_as_a_cpu_does(shards: Path, model: BertForPreTraining) -> 
     [filled] = fill_masks(copy.deepcopy(model).cuda(), tokenizer, [f"word3 {MASK} word10"])
     [expected] = fill_masks(model, tokenizer, [f"word3 {MASK} word10"])
     assert [c.token for c in filled.masks[0]] == [c.token for c in expected.masks[0]]
+
+
+@pytest.mark.parametrize("parameter", ["mlm.dense.weight", "nsp.weight"])
+def test_one_head_without_numbers_is_refused(shards: Path, model: BertForPreTraining, parameter: str) -> None:
+    spoiled = copy.deepcopy(model)
+    with torch.no_grad():
+        spoiled.get_parameter(parameter).fill_(3e38)
+    with pytest.raises(UsageError, match="^the model computes NaN or infinity"):
+        score(spoiled, batches(shards, 4, 4))
 
 
 def test_means_and_intervals() -> None:

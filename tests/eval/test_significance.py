@@ -203,6 +203,23 @@ def test_other_places_of_the_data_set_may_be_given(
     assert compared(capsys, *copies, "--tasks", "mrpc", "--data", tmp_path / "moved") == before
 
 
+def test_the_questions_of_one_text_are_one_unit(
+    copies: tuple[Path, Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*copies, "--tasks", "squad_v1,squad_v2", "--data", shutil.copytree(data, tmp_path / "data"))
+    assert [row["units"] for row in compared(capsys, *words)["rows"]] == [6] * 4
+    for file in (tmp_path / "data" / "squad").glob("dev-*.json"):
+        content = json.loads(file.read_text())
+        first, second, *others = content["data"][0]["paragraphs"]
+        for question in second["qas"]:
+            for answer in question["answers"]:
+                answer["answer_start"] += len(first["context"]) + 1
+        whole = {"context": f"{first['context']} {second['context']}", "qas": [*first["qas"], *second["qas"]]}
+        content["data"][0]["paragraphs"] = [whole, *others]
+        file.write_text(json.dumps(content))
+    assert [row["units"] for row in compared(capsys, *words)["rows"]] == [5] * 4
+
+
 def test_the_data_set_may_be_that_of_the_hub(
     copies: tuple[Path, Path], data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +257,11 @@ def test_what_does_not_compare_is_told_in_a_line(
     results["data"]["limit"] = 5
     (b / "results.json").write_text(json.dumps(results))
     assert "are of another --limit (None and 5)" in refused(capsys, a, b)
+    del results["data"]["limit"]
+    results["tasks"]["mrpc"]["version"] = 2
+    (b / "results.json").write_text(json.dumps(results))
+    assert "are of another version of the task (1 and 2)" in refused(capsys, a, b)
+    results["tasks"]["mrpc"]["version"] = 1
     results["data"]["limit"] = -5
     (b / "results.json").write_text(json.dumps(results))
     assert "data.limit: Input should be greater than" in refused(capsys, a, b)
@@ -275,6 +297,7 @@ def test_one_example_tells_nothing(
         ("codah", "dev_predictions.tsv", lambda _: "\udcff", "damaged"),
         ("squad_v1", "dev_predictions.json", lambda text: text[:9], "evaluate squad_v1 again"),
         ("squad_v2", "dev_predictions.json", lambda _: "{}", "are not of the examples"),
+        ("squad_v1", "dev_predictions.json", lambda text: text.replace('"dev0"', '"dev9"'), "are not of the examples"),
         ("squad_v1", "dev_predictions.json", lambda text: text.replace('": "', '": "not '), "its results say"),
         ("conll2003", "dev_predictions.txt", lambda text: text.replace(" ", "", 1), "damaged"),
         ("conll2003", "dev_predictions.txt", lambda text: f"new O O\n{text}", "are not of the examples"),
