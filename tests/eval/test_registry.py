@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from eval import registry
-from eval.embeddings import TermStatistics, count_terms
+from eval.embeddings import count_terms
 from eval.pretrained import load_pretrained
 from eval.probe import fill_masks
 from eval.registry import choose, main
@@ -113,18 +113,24 @@ def test_a_loaded_version_gives_pooled_hidden_states(run: RunDirectory, tmp_path
             np.testing.assert_allclose(middle[pooling][i], expected, rtol=0, atol=1e-5, err_msg=pooling)
 
 
-def test_a_store_is_not_held_while_a_corpus_is_read(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_held_while_it_is_written_to_and_not_while_a_corpus_is_read(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trainings write to it, and wait no longer than a minute at their end."""
     free = []
 
-    def count(*arguments: Any) -> TermStatistics:
-        with (run.path.parent / "mlflow.db.lock").open("a") as file:
-            free.append(try_lock(file.fileno()))
-        return count_terms(*arguments)
+    def look(do: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            with (run.path.parent / "mlflow.db.lock").open("a") as file:
+                free.append(try_lock(file.fileno()))
+            return do(*arguments)
 
-    monkeypatch.setattr(registry, "count_terms", count)
+        return call
+
+    monkeypatch.setattr(registry, "count_terms", look(count_terms))
+    monkeypatch.setattr(registry, "register", look(registry.register))
     register(run, "--corpus", __file__)
-    assert free == [True]
+    assert free == [True, False]
 
 
 def test_a_loaded_version_fills_masks(run: RunDirectory) -> None:
@@ -231,6 +237,9 @@ def test_a_version_says_where_it_comes_from(run: RunDirectory) -> None:
     file = run.path / "evaluations" / "step-000007" / "results.json"
     weights = run.export(7) / "model.safetensors"
     tags = {"step": "7", "export_blake2b": checksum(weights)}
+    results = read_results(file)
+    results["checkpoint"]["lineage"]["code"] = {"version": "0.3.0", "commit": "c0ffee", "modified": False}
+    write_results(file, results)
     evaluation = log_evaluation(store, "eval step-000007", {"mrpc_f1": 90.5}, tags, [file])
     uri = register(run)
     register(run)
@@ -239,10 +248,11 @@ def test_a_version_says_where_it_comes_from(run: RunDirectory) -> None:
     assert sorted(int(version.version) for version in versions) == [1, 2]
     assert {version.run_id for version in versions} == {evaluation}
     expected = tags | {"metric": "mrpc.f1", "figure": "90.5", "training_manifest_blake2b": "0d", "config_blake2b": "c0"}
+    expected |= {"code_version": "0.3.0", "code_commit": "c0ffee"}  # which trained
     assert expected.items() <= versions[0].tags.items()
     assert "manifest_blake2b" not in versions[0].tags  # what an evaluation is of
     logged = client.get_logged_model(versions[0].source.removeprefix("models:/"))
-    assert {metric.key: metric.value for metric in logged.metrics} == {"mrpc_f1": 90.5}  # the evaluation's own
+    assert {(of.key, of.value, of.step) for of in logged.metrics} == {("mrpc_f1", 90.5, 7)}  # the evaluation's own
     assert logged.params["num_hidden_layers"] == "2"
 
 
@@ -254,6 +264,7 @@ def test_the_source_is_the_evaluation_that_has_the_figure(
     file = run.path / "evaluations" / "step-000007" / "results.json"
     tags = {"step": "7", "export_blake2b": checksum(run.export(7) / "model.safetensors")}
     evaluations = [log_evaluation(store, "again", {"mrpc_f1": figure}, tags, [file]) for figure in figures]
+    log_evaluation(store, "of others", {"mrpc_f1": 90.5}, tags | {"step": "9", "export_blake2b": "99"}, [file])
     client = MlflowClient(register(run))
     assert client.get_model_version("bert-test", "1").run_id == evaluations[source]
 
@@ -287,9 +298,14 @@ def test_what_a_loaded_version_refuses(registered: str, params: dict[str, Any], 
 
 
 def test_parameters_that_are_null_are_left_at_their_defaults(registered: str) -> None:
-    served, asked = load(registered).unwrap_python_model(), pd.DataFrame({"text": ["w10"]})
-    expected = served.predict(None, asked, {})["embedding"][0]
-    assert served.predict(None, asked, {"layer": None, "task": None, "top": None})["embedding"][0] == expected
+    model, asked = load(registered), pd.DataFrame({"text": ["w10 w11 [MASK]"]})
+    served, nulls = model.unwrap_python_model(), dict.fromkeys(("task", "layer", "pooling", "top"))
+    expected = ask(model, ["w10 w11 [MASK]"], task="embed", layer=-1, pooling="mean")["embedding"][0]
+    for params in ({}, nulls):
+        assert served.predict(None, asked, params)["embedding"][0] == expected
+        [masks] = served.predict(None, asked, params | {"task": "fill_mask"})["masks"]
+        assert [len(candidates) for candidates in masks] == [5]
+    assert [len(candidates) for candidates in ask(model, ["[MASK]"], task="fill_mask")["masks"][0]] == [5]
 
 
 def test_an_export_that_is_registered_is_not_deleted_meanwhile(
@@ -407,6 +423,20 @@ def test_a_store_that_is_not_reached(
     assert error.startswith(f"error: {told}")
     assert error.count("\n") == 1
     assert not any(secret in error for secret in ("user", "pass", "word@"))
+
+
+def test_where_a_version_is_told_without_the_credentials(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.tracking.unlink()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@tracking.example")
+    monkeypatch.setattr(registry, "register", lambda *_: 3)
+    assert main([str(run.path), "--metric", "mrpc.f1", "--name", "a b"]) == 0
+    assert capsys.readouterr().out == (
+        f"{run.export(7)} is version 3 of a b in http://tracking.example; to serve it:\n"
+        "MLFLOW_TRACKING_URI=http://tracking.example mlflow models serve --env-manager local \\\n"
+        "    --model-uri 'models:/a b/3'\n"
+    )
 
 
 def test_a_store_that_is_damaged(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
