@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import multiprocessing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from eval.errors import UsageError
 from eval.finetune import Hyperparameters
 from eval.grid import LOSSES, RESULT, Points, Search, grid
 from eval.locks import claimed, locked
@@ -117,10 +119,35 @@ def test_a_point_of_another_origin(tmp_path: Path, changed: str) -> None:
     assert str(error.value) == f"{path}: made with {changed} {was} instead of other; choose another --output"
 
 
+def test_a_point_that_does_not_say_all_of_its_origin_is_of_another(tmp_path: Path) -> None:
+    replace(points(tmp_path), origin={"export": "e0"}).write(POINT, FOUND, {})
+    with pytest.raises(ValueError, match="made with data None instead of d0"):
+        points(tmp_path).read(POINT)
+
+
+def test_a_place_where_a_point_can_not_be_written_is_refused_unless_it_is_there(tmp_path: Path) -> None:
+    disk, other = points(tmp_path), replace(POINT, seed=1)
+    disk.write(POINT, FOUND, {})
+    for point in (POINT, other):
+        disk.lock(point).mkdir()
+    disk.check([POINT])
+    with pytest.raises(UsageError, match=f"{disk.lock(other)}: a directory, where a file belongs"):
+        disk.check([POINT, other])
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file: not a directory"):
+        points(tmp_path / "file").check([POINT])
+
+
 @pytest.mark.parametrize(
     "content",
-    ["[]", '{"origin": 3}', '{"origin": {"export": "e0", "data": "d0"}}', "[" * 100_000],
-    ids=["list", "number", "origin alone", "deep"],
+    [
+        "[]",
+        '{"origin": 3}',
+        '{"origin": {"export": "e0", "data": "d0"}}',
+        json.dumps({"point": asdict(POINT), "origin": {"export": "e0", "data": "d0"}, **FOUND, "seconds": "1"}),
+        "[" * 100_000,
+    ],
+    ids=["list", "number", "origin alone", "text for a number", "deep"],
 )
 def test_a_damaged_point(tmp_path: Path, content: str) -> None:
     disk = points(tmp_path)
