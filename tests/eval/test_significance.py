@@ -262,6 +262,11 @@ def test_what_does_not_compare_is_told_in_a_line(
     (b / "results.json").write_text(json.dumps(results))
     assert "are of another version of the task (1 and 2)" in refused(capsys, a, b)
     results["tasks"]["mrpc"]["version"] = 1
+    known = results["tasks"]["mrpc"]["details"]["data_blake2b"]
+    results["tasks"]["mrpc"]["details"]["data_blake2b"] = "of others"
+    (b / "results.json").write_text(json.dumps(results))
+    assert f"are of another data ({known} and of others)" in refused(capsys, a, b)
+    results["tasks"]["mrpc"]["details"]["data_blake2b"] = known
     results["data"]["limit"] = -5
     (b / "results.json").write_text(json.dumps(results))
     assert "data.limit: Input should be greater than" in refused(capsys, a, b)
