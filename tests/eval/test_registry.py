@@ -94,7 +94,7 @@ def hidden_states(export: Path, text: str) -> tuple[torch.Tensor, ...]:
 
 
 def test_a_loaded_version_gives_pooled_hidden_states(run: RunDirectory, tmp_path: Path) -> None:
-    (tmp_path / "corpus.txt").write_text("\n\n".join(DOCUMENTS) + "\n")
+    (tmp_path / "corpus.txt").write_text("\n\n \n".join(DOCUMENTS) + "\n")
     model = load(register(run, "--corpus", str(tmp_path / "corpus.txt"), "--k1", "1.5", "--b", "0.5"))
     default = ask(model, TEXTS)["embedding"]
     middle = {pooling: ask(model, TEXTS, layer=1, pooling=pooling)["embedding"] for pooling in ("cls", "max", "bm25")}
@@ -269,8 +269,10 @@ def test_the_source_is_the_evaluation_that_has_the_figure(
     assert client.get_model_version("bert-test", "1").run_id == evaluations[source]
 
 
-def test_the_registered_files(run: RunDirectory) -> None:
+def test_the_registered_files(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     register(run)
+    assert not sys.dont_write_bytecode
     (folder,) = (run.path.parent / "mlartifacts" / "models").glob("*/artifacts")
     names = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     wanted = {"MLmodel", "serving.py", "artifacts/step-000007/model.safetensors", "code/eval/embeddings.py"}
@@ -391,7 +393,9 @@ def test_mistakes_end_with_one_line(run: RunDirectory, tmp_path: Path, capsys: p
     for words, told in (
         (["--name", " "], "argument --name: it is empty"),
         (["--k1", "1"], "argument --k1: it is of BM25, which wants a --corpus"),
-        (["--b", "0.5"], "argument --b: it is of BM25"),
+        (["--b", "0"], "argument --b: it is of BM25"),
+        (["--metric", "rte."], "'rte.' is not of the form TASK.METRIC, such as mrpc.f1"),
+        (["--metric", ".f1"], "'.f1' is not of the form TASK.METRIC, such as mrpc.f1"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main([str(run.path), "--metric", "mrpc.f1", *words])
