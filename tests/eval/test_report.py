@@ -874,6 +874,17 @@ def test_what_several_runs_have_on_the_same_data_stands_side_by_side(run: Path, 
     assert "Side by side" not in report_of(run, other)
 
 
+def test_trials_stand_side_by_side_where_there_are_only_trials(run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "runs" / "other", steps=30)
+    for of, step, accuracy in ((run, 20, 50.0), (other, 30, 60.0)):
+        write_evaluation(of, step, rte=measured_on("whole", accuracy))
+        tried = {"rte": measured_on("part", 99.0), "wnli": measured_on("few", accuracy - 1)}
+        with_limit(write_evaluation(of, step, "trial", **tried), 40)
+    section = report_of(run, other).partition("## Side by side\n")[2].partition("\n#")[0]
+    rows = {name: figures for name, figures in rows_of(section).items() if "accuracy" in name}
+    assert rows == {"rte accuracy": ["50.0000", "60.0000"], "wnli accuracy": ["49.0000", "59.0000"]}
+
+
 def test_of_each_run_its_newest_export_that_has_a_figure(run: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "runs" / "other", steps=30)
     write_evaluation(run, 20, rte=learned("accuracy", {}, accuracy=55.0))
@@ -990,6 +1001,13 @@ def test_a_trial_of_a_newer_export_leaves_figures_of_whole_data_sets_alone(run: 
     with_limit(write_evaluation(other, 10, rte=measured_on("part", 60.0)), 40)
     glue = rows_after(report_of(run, other), "GLUE")["RTE"]
     assert (glue["demo 20"], glue["other 10 (40 examples)"]) == ("52.0", "60.0")
+
+
+def test_what_is_left_out_is_no_trial_for_another_task_that_was_one(run: Path) -> None:
+    write_evaluation(run, 20, rte=measured_on("old", 50.0))
+    with_limit(write_evaluation(run, 20, "trial", wnli=measured_on("few", 50.0)), 40)
+    write_evaluation(run, 30, rte=measured_on("new", 60.0))
+    assert on_same_data(exports_of(read_evaluations(find_results([run]))))[1] == ["rte of demo 20"]
 
 
 @pytest.mark.parametrize(
