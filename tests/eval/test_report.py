@@ -148,6 +148,7 @@ def test_report(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "evaluated by commit 0123456789ab with changes" in text
     assert "![" in text
     assert "(curves.png)" in text
+    assert "Not drawn" not in text
 
 
 @pytest.mark.parametrize(
@@ -174,6 +175,8 @@ def test_runs_side_by_side(run: Path, tmp_path: Path) -> None:
     assert rows["steps"] == ["60", "30"]
     assert rows["held out: perplexity"] == [f"{1e3 / 60:.1f}", ""]
     assert "Evaluation" not in (tmp_path / "output" / "report.md").read_text()
+    assert main([str(other), str(run)]) == 0
+    assert [(folder / "report").is_dir() for folder in (other, run)] == [True, False], "in the first run"
 
 
 def test_held_out_figures_on_different_shards_are_said_not_to_compare(run: Path, tmp_path: Path) -> None:
@@ -536,7 +539,7 @@ def test_mistakes_end_with_one_line(
     assert not output.exists()
 
 
-@pytest.mark.parametrize("damaged", ["{", "[" * 100_000])
+@pytest.mark.parametrize("damaged", ["{", "{}", "[]", "[" * 100_000])
 def test_a_report_lies_in_the_run_and_needs_no_word_of_the_code(run: Path, damaged: str) -> None:
     (run / "code.json").write_text(damaged)
     assert main([str(run)]) == 0
@@ -969,6 +972,8 @@ def test_results_of_a_model_of_another_program_have_a_report_without_a_run(tmp_p
     beside.unlink()
     assert main(["--results", str(Path(files[3]).parent)]) == 0
     assert beside.read_text() == of_file
+    assert main(files) == 0
+    assert (Path(files[1]).parent / "report" / "report.md").is_file(), "beside the first"
 
 
 def test_a_report_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -1035,10 +1040,11 @@ def test_of_a_step_that_was_trained_anew_the_weights_that_are_there_count(
     assert text.count("## Evaluation of") == 1
 
 
+@pytest.mark.parametrize(("count", "others"), [(5, "1 more is"), (20, "16 more are")])
 def test_of_many_evaluations_of_other_weights_a_few_are_named_and_the_others_counted(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, others: str
 ) -> None:
-    names = [f"trial{number:02d}" for number in range(20)]
+    names = [f"trial{number:02d}" for number in range(count)]
     for written, name in enumerate(names):
         file = write_evaluation(run, 60, name, rte=measured_on("d", 50.0))
         write_results(file, results(run, 60, read_results(file)["tasks"], weights=name))
@@ -1047,7 +1053,7 @@ def test_of_many_evaluations_of_other_weights_a_few_are_named_and_the_others_cou
     files = [run / "evaluations" / name / "results.json" for name in names[:3]]
     assert capsys.readouterr().err.splitlines() == [
         *(f"note: {file} is left out: of other weights than that step has now" for file in files),
-        "note: 16 more are left out for the same reason",
+        f"note: {others} left out for the same reason",
     ]
 
 
@@ -1335,6 +1341,13 @@ def test_scores_over_the_steps(run: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose([segment[1, 1] - segment[0, 1] for segment in bars], [0.006] * 3)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["demo", "other", "the task's baseline"]
     assert set(panels["nsp", "accuracy"].lines[-1].get_ydata()) == {0.515}  # the baseline
+
+
+def test_a_score_of_one_seed_has_the_interval_over_the_examples(run: Path) -> None:
+    accuracy = {"value": 70.0, "half_width": 2.0, "baseline": None, "unit": "percent"}
+    write_evaluation(run, 60, rte={**learned("accuracy", {"accuracy": [70.0]}), "metrics": {"accuracy": accuracy}})
+    score = draw_scores(exports_of(read_evaluations(find_results([run])))).axes[0].containers[0]
+    assert score.lines[2][0].get_segments()[0].tolist() == [[60, 68], [60, 72]]
 
 
 @pytest.mark.parametrize("other", [{"manifest_blake2b": "easy"}, {"sequence_length": 64}])
