@@ -5,6 +5,7 @@ SLURM's commands are stand-ins here that write down how they were called; test_s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -257,6 +258,31 @@ def test_variables_of_the_shell_do_not_overrule_the_job_files(here, slurm, capsy
         assert (here / "seen").read_text() == '{"SBATCH_ACCOUNT": "mine"}' * (3 if job == "all" else 1)
 
 
+@pytest.mark.parametrize(
+    ("settings", "overruling"),
+    [
+        (["account='a'", "qos='q'"], ["ACCOUNT", "QOS"]),
+        (["constraint='ib'"], ["CONSTRAINT"]),
+        (["pretrain.memory='4G'"], ["MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE"]),
+        (["pretrain.gpus_per_node=2"], ["GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "GRES"]),
+        (["pretrain.gpus_per_node=2", "gres=true"], ["GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "GRES"]),
+        ([], []),
+    ],
+)  # fmt: skip
+def test_what_the_settings_say_is_said_by_no_other_variable_either(
+    here, slurm, capsys, monkeypatch, settings, overruling
+):
+    """Memory and GPUs have several, any of which would count beside the line."""
+    names = ("ACCOUNT", "CONSTRAINT", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "GRES", "MEM_PER_CPU", "MEM_PER_GPU",
+             "MEM_PER_NODE", "QOS")  # fmt: skip
+    for name in names:
+        monkeypatch.setenv(f"SBATCH_{name}", "1")
+    assert launch("slurm.pretrain.gpus_per_node=0", *(f"slurm.{setting}" for setting in settings)) == 0
+    dropped = ", ".join(f"SBATCH_{name}" for name in overruling)
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert notes == [f"note: {dropped} of this shell are left out, for the settings say it"] * bool(dropped)
+
+
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("job", ["pretrain", "all"])
 def test_jobs_do_not_get_what_a_job_that_they_are_submitted_from_has_set_for_its_own_srun(
@@ -273,6 +299,24 @@ def test_jobs_do_not_get_what_a_job_that_they_are_submitted_from_has_set_for_its
         subprocess.run(["bash", here / "run" / "job" / "all.sh"], check=True)
     if job == "all" or not by_hand:
         assert (here / "seen").read_text() == "SLURM_CONF SLURM_JWT\n" * (3 if job == "all" else 1)
+
+
+def test_outside_of_a_job_variables_of_slurm_are_the_user_s_own(here, slurm, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("SLURM_CPU_BIND", "none")
+    slurm.stand_in("sbatch", "print(os.environ.get('SLURM_CPU_BIND'), file=open('seen', 'a'))\nprint(41)")
+    assert launch() == 0
+    assert (here / "seen").read_text() == "none\n"
+
+
+@pytest.mark.parametrize(("limit", "array"), [(0, "0-3"), (1, "0-3%1"), (2, "0-3%2")])
+def test_as_many_members_of_an_evaluation_run_at_once_as_the_settings_allow(here, slurm, limit, array):
+    settings = ["slurm.partition=cpu", "slurm.eval.array=4", f"slurm.eval.array_limit={limit}"]
+    (here / "export").mkdir()
+    words = ["--checkpoint", "export", "--tasks", "mrpc", "--data", ".", "--output", "results"]
+    assert main(["eval", "--on", "slurm", "--settings", "cluster.toml", *settings, "--dry-run", "--", *words]) == 0
+    (file,) = here.rglob("eval.sbatch")
+    assert f"--array={array}" in directives(file)
 
 
 def test_a_dry_run_writes_the_same_and_submits_nothing(here, slurm, capsys):
@@ -829,7 +873,7 @@ def test_what_sbatch_says_of_a_job_that_it_refuses_is_told_wherever_it_says_so(h
 
 
 def test_a_site_s_own_sbatch_may_say_more_than_the_number(here, slurm, capsys):
-    slurm.stand_in("sbatch", "print('Welcome\\n41;cluster')")
+    slurm.stand_in("sbatch", "print('Welcome, user\\n7\\n41;cluster')")
     assert launch() == 0
     assert "pretrain: job 41\n" in capsys.readouterr().out
     assert main(["all", "--on", "slurm", "--settings", "cluster.toml", *chain_of(), "slurm.partition=cpu"]) == 0
@@ -879,6 +923,14 @@ def test_on_this_machine_ranks_share_the_cores_and_train_on_gpus_where_there_are
     assert "export DS_ACCELERATOR=cuda" in training
     assert main(["pretrain", "--on", "local", "--dry-run", "local.ranks=3", *given]) == 2
     assert "a global batch of 16 can't be cut into micro-batches of 2 for 3 rank(s)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(8, 2), (3, 1)])
+def test_on_this_machine_what_is_one_process_has_all_cores_and_a_rank_one_at_least(here, monkeypatch, cores, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert main(["all", "--on", "local", "--dry-run", *chain_of(), "local.ranks=4"]) == 0
+    for name, expected in (("preprocess", cores), ("pretrain", threads), ("eval", cores)):
+        assert f"export OMP_NUM_THREADS={expected}\n" in (here / "run" / "job" / f"{name}.sh").read_text()
 
 
 @pytest.mark.parametrize("signalled", ["TERM", "INT", None])
@@ -2089,6 +2141,14 @@ def test_a_network_s_file_system_is_shared_and_the_nearest_mount_counts(monkeypa
     visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "link"])
 
 
+@pytest.mark.parametrize(("kinds", "shared"), [(["nfs4", "overlay"], False), (["tmpfs", "nfs4"], True)])
+def test_of_several_mounts_at_one_place_the_last_counts(monkeypatch, tmp_path, kinds, shared):
+    partitions = [type("Mount", (), {"mountpoint": str(tmp_path), "fstype": kind}) for kind in kinds]
+    monkeypatch.setattr(visible.psutil, "disk_partitions", lambda **_: partitions)
+    with contextlib.nullcontext() if shared else pytest.raises(ConfigError, match=r"\(overlay\), a file system of"):
+        visible.check_shared([tmp_path / "runs"], vouched=[])
+
+
 def test_a_link_on_a_disk_of_this_machine_to_a_shared_folder_is_warned_of(monkeypatch, tmp_path, capsys):
     """Other nodes may have it, as /home often is one on every node; nobody but the user knows."""
     mounts = [("/", "ext4"), (str(tmp_path / "net"), "nfs4")]
@@ -2127,6 +2187,7 @@ def test_a_link_on_a_disk_of_this_machine_to_a_shared_folder_is_warned_of(monkey
                 "slurm.container.runtime=apptainer",
                 "slurm.container.image=docker://a",
                 'slurm.container.mounts=["HERE"]',
+                "slurm.python=/opt/venv/bin/python",  # the image's own
             ],
             "",
         ),

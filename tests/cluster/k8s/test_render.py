@@ -390,6 +390,8 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: KubernetesSettings(mount_path="/opt/shared"), "mount_path '/opt/shared' lies in the image's /opt"),
         (lambda: KubernetesSettings(mount_path="/tmp/x"), "mount_path"),
         (lambda: KubernetesSettings(mount_path="/"), "mount_path"),
+        (lambda: KubernetesSettings(mount_path="/data/../shared"), "must be a whole path, such as /shared"),
+        (lambda: KubernetesSettings(mount_path="/data:ro"), "must be a whole path, such as /shared"),
         (lambda: KubernetesSettings(gpu="gpu"), "gpu 'gpu' is not a resource"),
         (lambda: EvalPods(wait_minutes=0), "wait_minutes must be positive"),
         (lambda: KubernetesSettings(environment={"A-B": "1"}), "environment: 'A-B'"),
@@ -442,6 +444,7 @@ def test_settings_that_clusters_take():
     KubernetesSettings(environment={"A": "line\n\t서울 ~"})
     PretrainPods(memory="1Ti", node_selector={"gpu.example.com/kind": "H100_80.GB", "a": ""})
     Toleration("a", "Equal", "b", "NoExecute")
+    EvalPods(pods=2**31 - 1)
 
 
 def test_a_variable_is_text_or_a_number():
