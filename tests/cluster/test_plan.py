@@ -24,6 +24,7 @@ from trainer.model import parameter_count
 from trainer.settings import ConfigError
 
 ROOT = Path(__file__).parents[2]
+RECIPES = list((ROOT / "trainer" / "recipes").glob("*.toml"))
 CONFIG = str(ROOT / "ds_config.json")
 LAMB = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml")
 BASE = load_recipe(ROOT / "trainer/recipes/bert_base.toml")
@@ -548,7 +549,7 @@ def test_a_recipe_whose_model_is_not_that_of_given_weights_is_refused_as_by_the_
         (["--plot", "plan"], "--plot plan: not the name of a picture"),
         (["--plot", f"{LONG}.png"], "can't write the figure"),
         (["--recipe", "continued", "--init-from", "/nowhere/bert"], "--init-from: /nowhere/bert: no such folder"),
-        (["--recipe", LONG], f"no recipe '{LONG}'"),
+        (["--recipe", LONG], f"no recipe '{LONG}'; known: {', '.join(sorted(path.stem for path in RECIPES))}\n"),
         (["--plot", "plan.png", "--up-to", "1", "--gpu", "a100-40", "model.hidden_size=4096"], "there is no curve"),
         (["model.hidden_siz=3"], "unknown setting model.hidden_siz"),
     ],

@@ -478,11 +478,6 @@ def test_sentences_that_cannot_be(
     assert_refused(code, capsys, tmp_path / "results", message, "sentences.txt")
 
 
-def test_a_sentence_may_be_as_long_as_the_model_reads(export: Path, tmp_path: Path) -> None:
-    (tmp_path / "sentences.txt").write_text("[MASK]" + 45 * " word1")  # and two around them
-    assert run(export, tmp_path, None, "--sentences", str(tmp_path / "sentences.txt"), tasks="fill_mask") == 0
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
