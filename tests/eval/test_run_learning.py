@@ -1152,6 +1152,13 @@ LEARNED = "--test, --seeds: for tasks that the model learns only, without effect
         ),
         ("mrpc, mlm,", "--sentences own.txt", "--sentences: for fill_mask only, without effect on mrpc, mlm"),
         ("mlm,fill_mask", "--test --seeds 2", f"{LEARNED}mlm, fill_mask"),
+        (
+            "nsp",
+            "--save-models --learning-rates 1e-5 --epochs 2 --batch-sizes 8 --max-length 9 --optimizer adamw "
+            "--precision bf16 --max-tokens 9 --limit 3",
+            "--save-models, --learning-rates, --epochs, --batch-sizes, --max-length, --optimizer, --precision, "
+            "--max-tokens, --limit: for tasks that the model learns only, without effect on nsp",
+        ),
         ("squad", "--long-text tail", "--long-text: for tasks of texts only, without effect on squad_v1, squad_v2"),
         (
             "glue,codah,imdb",
