@@ -722,7 +722,7 @@ def test_beside_the_paper(run: Path, tmp_path: Path) -> None:
     assert "SQuAD v1.1 (table 2)" not in text
 
 
-def test_a_run_without_next_sentences_has_no_accuracy_of_them(run: Path) -> None:
+def test_a_run_without_next_sentences_has_no_accuracy_of_them(run: Path, tmp_path: Path) -> None:
     """Its metrics have one: of weights that nothing trains."""
     assert "| held out: NSP accuracy " in report_of(run)
     with (run / "config.toml").open("a") as file:
@@ -732,6 +732,9 @@ def test_a_run_without_next_sentences_has_no_accuracy_of_them(run: Path) -> None
     accuracy = draw([history], Baselines(None, 0.5)).axes[1]
     assert accuracy.get_ylabel() == "MLM accuracy"
     assert len(accuracy.lines) == 3  # steps, smoothed, held out; no baseline of another task
+    other = write_run(tmp_path / "runs" / "other", steps=60)
+    accuracy = draw(read_histories([run, other])[0], Baselines(None, None)).axes[1]
+    assert (accuracy.get_ylabel(), len(accuracy.lines)) == ("NSP accuracy", 3)  # of the other one alone
 
 
 def test_what_a_head_that_was_never_trained_scores_is_no_score(run: Path) -> None:
@@ -788,6 +791,9 @@ def test_curves_and_last_figures_tell_next_words_from_masked_ones(run: Path, tmp
     assert drawn(causal) == ("Next words: causal", "loss (nats a word)", ["training", "held out"])
     names = [f"{name}, {part}" for name in ("causal, next words", "demo") for part in ("training", "held out")]
     assert drawn(causal, run) == ("Masked words, or next ones", "loss (nats a word)", names)
+    again = Path(shutil.copytree(causal, tmp_path / "runs" / "again"))
+    names = [f"{name}, {part}" for name in ("causal", "again") for part in ("training", "held out")]
+    assert drawn(causal, again) == ("Next words", "loss (nats a word)", names)
 
 
 def test_every_table_of_the_paper_is_there_of_which_anything_was_measured(run: Path, tmp_path: Path) -> None:
@@ -1299,6 +1305,7 @@ def test_an_output_that_takes_nothing(
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert str(tmp_path / place) in error
+    assert ("not a directory; choose another place" in error) == (place == "report")
     assert error.count("\n") == 1
 
 
