@@ -124,6 +124,8 @@ def test_a_signal_that_comes_while_the_ranks_still_import_waits_for_them(tmp_pat
 
 def test_a_mistake_in_the_command_is_the_pods_exit_code(tmp_path):
     assert start(tmp_path, "raise SystemExit(2)").wait(60) == 2
+    outcome(tmp_path, "failed")  # by another rank, for which the mistake was a failure
+    assert pod_exit_code(2, tmp_path) == 2
 
 
 def test_a_crash_is_not_hidden(tmp_path):
