@@ -122,7 +122,7 @@ def test_one_head_without_numbers_is_refused(shards: Path, model: BertForPreTrai
     spoiled = copy.deepcopy(model)
     with torch.no_grad():
         spoiled.get_parameter(parameter).fill_(3e38)
-    with pytest.raises(UsageError, match="^the model computes NaN or infinity"):
+    with pytest.raises(UsageError, match=r"^the model computes NaN or infinity"):
         score(spoiled, batches(shards, 4, 4))
 
 

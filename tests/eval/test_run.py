@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 
 from eval import inputs, probe
 from eval import run as evaluation
+from eval.errors import UsageError
 from eval.inputs import choose_length
 from eval.options import parse
 from eval.plan import Plan
@@ -112,6 +113,8 @@ def test_lengths() -> None:
     assert choose_length(None, [32, 40, 64], 48) == 40
     assert choose_length(None, [512, 128], 512) == 512
     assert choose_length(32, [32, 40, 64], 48) == 32
+    with pytest.raises(UsageError, match=r"^sequences of 64 tokens, but the model has 48 positions"):
+        choose_length(None, [96, 64], 48)
 
 
 def test_own_sentences(export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1374,6 +1374,8 @@ def test_many_tasks_have_a_folder_of_their_own_whose_name_a_file_system_takes(tm
     for name in names:
         assert name.startswith("model-aufgabe-über-")
         (tmp_path / name).mkdir()
+    cut = {default_output(tmp_path / model, ["학" * 60]).name.rpartition("-")[0] for model in ("m", "mm", "mmm")}
+    assert {name.partition("-")[2].strip("학") for name in cut} == {""}, "and no part of a letter"
 
 
 def test_an_unknown_task(export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -1501,7 +1503,13 @@ def change_dropout(export: Path) -> None:
     (export / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": 0.3}))
 
 
-@pytest.mark.parametrize("change", [change_weights, change_dropout])
+def change_tokenizer(export: Path) -> None:
+    content = json.loads((export / "tokenizer.json").read_text())
+    content["normalizer"]["clean_text"] = not content["normalizer"]["clean_text"]
+    (export / "tokenizer.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("change", [change_weights, change_dropout, change_tokenizer])
 def test_points_of_another_checkpoint(
     export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Path], None]
 ) -> None:
@@ -1612,6 +1620,14 @@ def test_a_tokenizer_of_another_model(
     save_tokenizer(vocabulary, lowercase, export)
     found = refused(capsys, tmp_path / "out", run(export, data, tmp_path / "out", "mrpc"))
     assert found == f"{export}/tokenizer.json: {message}"
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_a_vocabulary_without_case_goes_with_either_tokenizer(
+    export: Path, data: Path, tmp_path: Path, lowercase: bool
+) -> None:
+    save_tokenizer([*SPECIAL_TOKENS, *(f"단어{i}" for i in range(59))], lowercase, export)
+    assert run(export, data, tmp_path / "out", "fill_mask") == 0
 
 
 def test_another_vocabulary_beside_the_tokenizer(
