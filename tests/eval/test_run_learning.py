@@ -1711,7 +1711,11 @@ def test_a_model_too_shallow_for_features(
     ("options", "message"),
     [
         (["--learning-rates", "5"], "'5' is not a learning rate, such as 5e-5"),
+        (["--learning-rates", "0"], "'0' is not a learning rate, such as 5e-5"),
+        (["--learning-rates", "1e-5,1"], "'1' is not a learning rate, such as 5e-5"),
+        (["--learning-rates", " , "], "argument --learning-rates: there is no value in it"),
         (["--epochs", "0"], "'0' is not a whole number of 1 or more"),
+        (["--seeds", "0"], "'0' is not a whole number of 1 or more"),
         (["--grid-index", "2", "--grid-count", "2"], "--grid-index 2 is not from 0 to 1"),
         (["--precision", "fp8"], "invalid choice: 'fp8'"),
         (["--hub"], "not allowed with argument --data"),

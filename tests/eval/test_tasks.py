@@ -96,6 +96,8 @@ def test_what_the_paper_tried() -> None:
     assert [(p.learning_rate, p.epochs, p.batch_size) for p in points["squad_v2"]] == [(5e-5, 2, 48)]
     assert [(p.learning_rate, p.epochs, p.batch_size) for p in points["swag"]] == [(2e-5, 3, 16)]
     assert len(points["conll2003"]) == 18
+    assert {FINE_TUNED[name].max_length for name in GROUPS["glue"]} == {128}
+    assert {FINE_TUNED[name].max_length for name in GROUPS["squad"]} == {384}
     assert FINE_TUNED["squad_v2"].kind == Questions("v2.0")
     assert FINE_TUNED["conll2003"].kind == Tags(context=True)
     layers = {name: (k.first, k.last, k.combine) for name in GROUPS["conll2003_features"]
