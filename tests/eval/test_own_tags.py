@@ -172,6 +172,8 @@ MISSING = "'B-Cell' is not a tag; expected B-Drug, B-Gene, I-Drug, I-Gene, O"
         ("", "dev.txt", "\n", "dev.txt: no sentences; give a file with a word and its tag on each line"),
         ("", "dev.txt", "p53 B-Gene\n\nit B-Cell\n", f"dev.txt: line 3, column 2: {MISSING}, as train.txt has no "
          "others; add some there, or name all types by types = [...] in genes.toml"),
+        ("", "test.txt", "it B-Cell\n", f"test.txt: line 1, column 2: {MISSING}, as train.txt has no others; add some "
+         "there, or name all types by types = [...] in genes.toml"),
         ('types = ["Gene", "Drug"]\n', "dev.txt", "it B-Cell\n", "dev.txt: line 1, column 2: 'B-Cell' is not a tag; "
          "expected B-Drug, B-Gene, I-Drug, I-Gene, O; mend the line, or add its type to types in genes.toml"),
         ("", "dev.txt", None, "no dev.txt beside train.txt; put all of the data set into one folder"),

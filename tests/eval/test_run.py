@@ -507,6 +507,14 @@ def test_without_a_word_on_accents_they_go_where_upper_case_goes(export: Path, t
     assert run(export, tmp_path / "results", None, tasks="fill_mask") == 0
 
 
+def test_settings_that_a_tokenizer_has_in_another_form_are_left_to_it(export: Path, tmp_path: Path) -> None:
+    content = json.loads((export / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Sequence", "normalizers": [content["normalizer"]]}
+    (export / "tokenizer.json").write_text(json.dumps(content))
+    (export / "tokenizer_config.json").write_text('{"do_lower_case": true, "tokenize_chinese_chars": true}')
+    assert run(export, tmp_path, None, tasks="fill_mask") == 0
+
+
 def test_how_a_tokenizer_knows_a_mask(
     export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

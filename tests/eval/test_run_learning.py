@@ -1622,6 +1622,14 @@ def test_a_tokenizer_of_another_model(
     assert found == f"{export}/tokenizer.json: {message}"
 
 
+def test_what_the_settings_of_a_cased_tokenizer_leave_out_is_no_contradiction(
+    export: Path, data: Path, tmp_path: Path
+) -> None:
+    save_tokenizer(CASED, False, export)
+    (export / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert run(export, data, tmp_path / "out", "fill_mask") == 0
+
+
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_a_vocabulary_without_case_goes_with_either_tokenizer(
     export: Path, data: Path, tmp_path: Path, lowercase: bool
