@@ -41,8 +41,8 @@ from trainer.leases import remove_export
 from trainer.run_directory import RunDirectory
 from trainer.tracking import Store, evaluation_store, log_evaluation, prepare, sync
 
-TEXTS = ["w10 w11 w12", "w13", "w12 w12 w30 w10 w9"]
-DOCUMENTS = ["w10 w12 w12", "w12", "w30 w12 w10"]
+TEXTS = ["word10 word11 word12", "word13", "word12 word12 word30 word10 word9"]
+DOCUMENTS = ["word10 word12 word12", "word12", "word30 word12 word10"]
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +135,7 @@ def test_a_store_is_held_while_it_is_written_to_and_not_while_a_corpus_is_read(
 
 def test_a_loaded_version_fills_masks(run: RunDirectory) -> None:
     model = load(register(run))
-    texts = ["w10 [MASK] w12", "[MASK] [MASK]"]
+    texts = ["word10 [MASK] word12", "[MASK] [MASK]"]
     masks = ask(model, texts, task="fill_mask", top=3)["masks"]
     expected = fill_masks(*load_pretrained(run.export(7)), texts, top=3)
     assert [len(of_text) for of_text in masks] == [1, 2]
@@ -296,13 +296,13 @@ def test_the_registered_files(run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 )
 def test_what_a_loaded_version_refuses(registered: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(MlflowException, match=message):
-        ask(load(registered), ["w10"], **params)
+        ask(load(registered), ["word10"], **params)
 
 
 def test_parameters_that_are_null_are_left_at_their_defaults(registered: str) -> None:
-    model, asked = load(registered), pd.DataFrame({"text": ["w10 w11 [MASK]"]})
+    model, asked = load(registered), pd.DataFrame({"text": ["word10 word11 [MASK]"]})
     served, nulls = model.unwrap_python_model(), dict.fromkeys(("task", "layer", "pooling", "top"))
-    expected = ask(model, ["w10 w11 [MASK]"], task="embed", layer=-1, pooling="mean")["embedding"][0]
+    expected = ask(model, ["word10 word11 [MASK]"], task="embed", layer=-1, pooling="mean")["embedding"][0]
     for params in ({}, nulls):
         assert served.predict(None, asked, params)["embedding"][0] == expected
         [masks] = served.predict(None, asked, params | {"task": "fill_mask"})["masks"]
@@ -328,7 +328,7 @@ def test_an_export_that_is_registered_is_not_deleted_meanwhile(
 
 def test_a_text_that_lacks_is_refused(registered: str) -> None:
     with pytest.raises(MlflowException, match="a text is null"):
-        ask(load(registered), ["w10", None])
+        ask(load(registered), ["word10", None])
 
 
 @pytest.mark.parametrize("task", ["embed", "fill_mask"])
@@ -336,12 +336,12 @@ def test_a_text_that_is_half_a_surrogate_pair_is_refused(registered: str, task: 
     """JSON can have one, as an escape."""
     model = load(registered).unwrap_python_model()
     with pytest.raises(MlflowException, match="a text is no Unicode: surrogates not allowed"):
-        model.predict(None, pd.DataFrame({"text": ["w10 [MASK] \ud800"]}, dtype=object), {"task": task})
+        model.predict(None, pd.DataFrame({"text": ["word10 [MASK] \ud800"]}, dtype=object), {"task": task})
 
 
 def test_a_text_with_a_mask_that_is_too_long_is_refused(registered: str) -> None:
     with pytest.raises(MlflowException, match="text 2 has 63 tokens, but the model 48 positions; shorten it"):
-        ask(load(registered), ["[MASK]", "[MASK]" + 60 * " w10"], task="fill_mask")
+        ask(load(registered), ["[MASK]", "[MASK]" + 60 * " word10"], task="fill_mask")
 
 
 @pytest.fixture(scope="module")
@@ -503,7 +503,7 @@ def test_served_over_http(server: str, registered: str) -> None:
     expected = ask(load(registered), TEXTS, layer=1, pooling="max")["embedding"]
     for row, reference in zip(served, expected, strict=True):
         np.testing.assert_allclose(row["embedding"], reference, rtol=0, atol=1e-6)
-    filled = invoke(inputs=[{"text": "w10 [MASK]"}], params={"task": "fill_mask", "top": 2}).json()["predictions"]
+    filled = invoke(inputs=[{"text": "word10 [MASK]"}], params={"task": "fill_mask", "top": 2}).json()["predictions"]
     assert [len(mask) for mask in filled[0]["masks"]] == [2]
     refused = invoke(inputs=rows, params={"layer": 99})
     assert (refused.status_code, "there is no layer 99" in refused.json()["message"]) == (400, True)
