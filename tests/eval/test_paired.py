@@ -39,6 +39,13 @@ def test_figures_and_resamples_are_those_of_the_metric_itself(metric: str) -> No
     np.testing.assert_allclose(pairs.resampled(drawn), expected, atol=1e-9)
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "macro_f1", "matthews"])
+def test_a_class_that_only_the_models_have_counts_as_the_metric_itself_has_it(metric: str) -> None:
+    labels, a, b = (np.array(of) for of in ([0, 0, 1, 1, 1], [0, 2, 1, 1, 0], [0, 0, 1, 2, 1]))
+    expected = [100 * LABEL_METRICS[metric](labels, of) for of in (a, b)]
+    assert of_labels(metric, labels, a, b).figures() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("metric", sorted(LABEL_METRICS))
 def test_swapped_answers_are_scored_as_the_metric_itself_does(metric: str) -> None:
     labels, a, b = predictions(metric, 40)
@@ -95,6 +102,12 @@ def test_the_interval_is_scipys() -> None:
     ).confidence_interval  # fmt: skip
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1)
     assert found.low < found.b - found.a < found.high
+
+
+def test_the_interval_of_a_lopsided_difference_is_of_what_may_be_drawn() -> None:
+    found = compare(of_scores(np.zeros(10), [100.0, *np.zeros(9)], range(10)), 1000, seed=0)
+    assert found.low == 0  # mirrored at the difference it would be below, where no draw is
+    assert found.high >= 30
 
 
 @pytest.mark.parametrize(("only_a", "only_b", "p"), [(1, 9, 22 / 1024), (0, 5, 2 / 32), (4, 4, 1), (0, 0, 1)])
