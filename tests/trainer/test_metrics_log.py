@@ -73,6 +73,22 @@ def test_a_damaged_line_in_long_metrics_is_dropped_where_they_are_cut(long_run, 
     assert caplog.messages == [f"{long_run.metrics}: line 9990 is damaged and left out"]
 
 
+def test_a_half_written_last_line_of_long_metrics_is_cut_off_and_nothing_written_again(long_run, caplog):
+    before, file = long_run.metrics.read_bytes(), long_run.metrics.stat().st_ino
+    long_run.metrics.write_bytes(before + b'{"step": 20001, "wo')
+    cut_metrics(long_run, 20_000)
+    assert long_run.metrics.stat().st_ino == file
+    assert long_run.metrics.read_bytes() == before
+    assert caplog.messages == []
+
+
+def test_beside_a_damaged_first_line_a_half_written_last_one_goes_without_a_word(run, caplog):
+    run.metrics.write_bytes(b'{\n{"step": 1}\n{"step": 2')
+    cut_metrics(run, 1)
+    assert run.metrics.read_bytes() == b'{"step": 1}\n'
+    assert caplog.messages == [f"{run.metrics}: line 1 is damaged and left out"]
+
+
 @pytest.mark.parametrize("line", [*DAMAGED_LINES, b'{"stfp": 2}', b"[2]", b'{"step": "2"}', b'{"step": null}'])
 @pytest.mark.parametrize("rest", [(3, 4), (4, 5), ()], ids=["among them", "behind them", "last"])
 def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, line, rest):

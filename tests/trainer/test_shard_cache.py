@@ -239,6 +239,19 @@ def test_a_disk_without_room(shards, cache, monkeypatch):
     assert not list(cache.rglob("*.arrow*"))
 
 
+def test_room_is_needed_for_what_is_missing_alone(shards, cache, monkeypatch, caplog):
+    copy = cached(str(shards), cache, verify=True).path
+    missing = copy / "shard-00001-of-00003.arrow"
+    size = missing.stat().st_size
+    missing.unlink()
+    usage = namedtuple("Usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10_000_000, 10_000_000 - size, size))
+    caplog.set_level("INFO")
+    cached(str(shards), cache, verify=True)
+    assert missing.stat().st_size == size
+    assert caplog.messages == [f"copying 1 shard(s), {size / 1e9:.2f} GB, from {shards} to {copy}"]
+
+
 def test_a_disk_that_others_fill_meanwhile(shards, cache, monkeypatch):
     def full(path):
         raise OSError(28, "No space left on device")

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import threading
 import time
 import tracemalloc
@@ -201,6 +202,18 @@ def test_a_store_that_refuses_a_new_run_has_not_lost_one(
     assert main(["sync", str(run.path)]) == 1
     elsewhere = "or name another store by MLFLOW_TRACKING_URI: it is in none yet"
     assert capsys.readouterr().err == f"error: {store}: read only; try again later, {elsewhere}\n"
+
+
+def test_a_store_whose_library_is_lacking_is_told_with_what_to_do_and_no_more(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for library in ("psycopg", "psycopg2"):
+        monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:secret@host/name")
+    assert main(["sync", str(run.path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: postgresql://host/name: ")
+    assert error.endswith("; install that, or choose another MLFLOW_TRACKING_URI\n")
 
 
 def test_no_message_has_the_credentials_of_a_store(
