@@ -70,6 +70,15 @@ def test_a_password_within_a_url_is_no_part_of_a_name(shards, tmp_path):
     assert (corpus.name, corpus.short_name(corpus.directories[0])) == ("memory://bucket/shards", "shards")
 
 
+def test_a_directory_that_is_named_by_a_link_is_called_as_the_link_is(shards, books, tmp_path):
+    links = [tmp_path / "wiki", tmp_path / "novels"]
+    for link, directory in zip(links, (shards, books), strict=True):
+        link.symlink_to(directory)
+    corpus = open_corpus([*map(str, links)])
+    assert [corpus.short_name(directory) for directory in corpus.directories] == ["wiki", "novels"]
+    assert [corpus.source(directory) for directory in corpus.directories] == [*map(str, links)]
+
+
 class _Met(Exception):
     """What all ranks would get is known only when each has told its own."""
 

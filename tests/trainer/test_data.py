@@ -265,7 +265,7 @@ def test_a_batch_goes_to_a_device_with_all_but_its_indices(shards):
     assert {name for name, value in places.items() if torch.is_tensor(value) and not value.is_meta} == {"indices"}
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
 def test_evaluation_predicts_every_sample_once_and_gives_all_ranks_as_many_batches(shards, world):
     held_out = validation_stream(ShardDirectory(shards), LENGTH)
     ranks = [list(evaluation_batches(held_out, np.arange(held_out.size), 5, rank, world)) for rank in range(world)]
@@ -493,6 +493,21 @@ def test_a_message_names_samples_by_their_places_in_the_stream(shards, monkeypat
     monkeypatch.setattr(Shard, "segments", broken)
     with pytest.raises(ShardError, match=r"samples 40$"):
         stream(shards).batch(np.array([40]))
+
+
+@pytest.mark.parametrize("damaged", ["tokens", "pairs_32"])
+def test_a_message_names_the_samples_of_the_shard_that_is_damaged_and_no_others(tmp_path, damaged):
+    path = write_shards(tmp_path / "shards", train=(3, 3), validation=())
+    shard = path / "shard-00001-of-00002.arrow"
+    rows = read_column(shard, damaged)
+    foreign = [[64 if damaged == "tokens" else each | {"a_begin": -3, "a_end": 5} for each in row] for row in rows]
+    rewrite_shard(shard, **{damaged: foreign})
+    samples = stream(path)
+    indices = np.arange(samples.size)
+    wrong = indices[samples.locate(indices)[0] == 1].tolist()
+    with pytest.raises(ShardError, match=rf"shard-00001\S+: .* samples {', '.join(map(str, wrong))}$"):
+        samples.batch(indices)
+    assert 0 < len(wrong) < samples.size
 
 
 def test_a_manifest_that_tells_of_more_pairs_than_a_shard_has(tmp_path):

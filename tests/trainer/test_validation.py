@@ -13,11 +13,11 @@ from tests.trainer.rank_tasks import run_pretrain, run_pretrain_where_held_out_s
 from tests.trainer.shard_factory import MASK, write_shards
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
-from trainer.files import read_lines
+from trainer.files import append_line, read_lines
 from trainer.loading import DamagedShardError
 from trainer.model import EMPTY_SLOT
 from trainer.run_directory import RunDirectory
-from trainer.validation import Validation, describe
+from trainer.validation import Validation, describe, warn_of_a_rise
 from trainer.world import World
 
 LEFT_TO_RIGHT = ["model.is_decoder=true", "train.next_sentence=false"]
@@ -82,6 +82,16 @@ def test_directories_have_figures_of_their_own(recipe, shards, books, tmp_path):
     assert sum(engine.samples()) == 1
     assert few.keys() == MEANS.keys() | {"perplexity"}, "all of it is of one directory"
     assert list(describe(few, next_sentence=False)) == ["held out: loss 3.0000, perplexity 7.4, MLM accuracy 0.5000"]
+
+
+def test_each_rank_evaluates_a_share_of_the_samples(recipe, shards):
+    settings, corpus, engines = load_recipe(recipe), open_corpus([str(shards)]), [Evaluating(), Evaluating()]
+    for rank, engine in enumerate(engines):
+        world = World(rank, 2, torch.device("cpu"))
+        Validation(corpus, settings, settings.phases[0], world).figures(engine, lambda: False)
+    assert [engine.samples() for engine in engines] == [[6], [6]]
+    first, second = ({*torch.cat([batch.indices for batch in engine.parts[0]]).tolist()} for engine in engines)
+    assert not first & second
 
 
 def test_nothing_where_a_rank_is_to_stop(recipe, shards):
@@ -170,3 +180,12 @@ def test_held_out_shards_that_are_gone_are_read_on(recipe, shards, tmp_path):
     path.rename(tmp_path / "moved")
     assert validation.figures(second, lambda: False)
     assert second.samples() == first.samples() == [12]
+
+
+@pytest.mark.parametrize(("last", "is_told"), [(2.009, False), (2.011, True)])
+def test_a_rise_of_a_hundredth_is_told(recipe, tmp_path, caplog, last, is_told):
+    run = RunDirectory(tmp_path)
+    for step, loss in ((4, 2.0), (8, last)):
+        append_line(run.validation_metrics, {"step": step, "mlm_loss": loss})
+    warn_of_a_rise(run, load_recipe(recipe))
+    assert len(caplog.messages) == is_told
