@@ -3,6 +3,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from operator import attrgetter
 from unittest import mock
 
 import pytest
@@ -236,7 +237,10 @@ def test_a_time_or_a_date_is_a_string(text, value):
         ("data.weights=[true, 1]", r"data\.weights\.0 is true; give a number"),
         ("model.num_hidden_layers=true", r"model\.num_hidden_layers is true; give a number"),
         ("phases.0.steps=false", r"phases\.0\.steps is false; give a number"),
-        ("tracking.experiment=", "tracking: experiment must be a name of 1 to 500 characters"),
+        *(
+            (f"tracking.experiment={name}", "tracking: experiment must be a name of 1 to 500 characters")
+            for name in ("", "   ", "x" * 501)
+        ),
     ],
 )
 def test_a_wrong_setting_is_named(recipe, override, message):
@@ -275,9 +279,14 @@ def test_a_mistake_on_the_command_line_is_told_from_one_in_the_file(tmp_path, in
     ("overrides", "message"),
     [
         (["model.intermediate_size=312", "train.fp8=true"], r"multiples of 16.*intermediate_size 312.*leave it out"),
+        (["model.hidden_size=40", "train.fp8=true"], r"multiples of 16.*hidden_size 40 .*leave it out"),
+        *(
+            (["train.fused=true", other], r"train\.fused has kernels for layers that end in LayerNorm")
+            for other in ("model.pre_layer_norm=true", "model.hidden_act=relu", "train.fp8=true")
+        ),
         (
-            ["model.pre_layer_norm=true", "train.fused=true"],
-            r"train\.fused has kernels for layers that end in LayerNorm",
+            ["model.is_decoder=true", "train.next_sentence=false", "masking.probability=0.2"],
+            r"sees nothing of a second segment .*leave \[masking\] out",
         ),
         *(
             (
@@ -301,11 +310,18 @@ def test_settings_that_do_not_go_together_are_refused(recipe, overrides, message
      "data.workers=-2", "data.workers=1025", "data.shuffle_bytes=0",
      "data.shuffle_bytes=9223372036854775808", "schedule.warmup_steps=2147483648",
      "phases.0.max_predictions=0", "phases.0.global_batch_size=0", "phases.0.micro_batch_size=0",
-     "phases.0.sequence_length=0"],
+     "phases.0.sequence_length=0", "phases.0.steps=2147483648"],
 )  # fmt: skip
 def test_a_number_out_of_bounds_is_refused(recipe, override):
     with pytest.raises(ConfigError, match=r"must be (0 or more|-1 to 1024|positive)"):
         load_recipe(recipe, [override])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("train.divergence", 0), ("train.seed", 0), ("tracking.experiment", "x" * 500)]
+)
+def test_a_setting_at_its_bound_is_taken(recipe, setting, value):
+    assert attrgetter(setting)(load_recipe(recipe, [f"{setting}={value}"])) == value
 
 
 @pytest.mark.parametrize(
@@ -397,6 +413,19 @@ def test_a_limit_that_no_sample_reaches_changes_nothing(recipe, limit):
     assert unlimited.predictions(unlimited.phases[0]) == 5
     assert differences(load_recipe(recipe, [f"phases.0.max_predictions={limit}"]), unlimited) == []
     assert differences(load_recipe(recipe), unlimited) == ["phases.0.max_predictions: 4 -> None"]
+
+
+def test_left_to_right_all_but_the_last_token_predict_one(recipe):
+    left_to_right = load_recipe(recipe, ["model.is_decoder=true", "train.next_sentence=false"])
+    (phase,) = left_to_right.phases
+    assert (left_to_right.predictions(phase), left_to_right.predictions(phase, 20.4)) == (31, 19)
+
+
+def test_a_phase_more_or_less_is_a_difference(recipe):
+    one = load_recipe(recipe)
+    two = replace(one, phases=[*one.phases, replace(one.phases[0], steps=3)])
+    assert "phases.1.steps: None -> 3" in differences(one, two)
+    assert "phases.1.steps: 3 -> None" in differences(two, one)
 
 
 def test_differences_tell_the_old_value_and_the_new(recipe):
