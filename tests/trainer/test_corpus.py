@@ -64,6 +64,21 @@ def test_directories_that_do_not_go_together(shards, books, tmp_path):
         open_corpus(["s3://ada:hunter2@bucket/shards"])
 
 
+@pytest.mark.parametrize("other", ["words", "case"])
+def test_vocabularies_of_one_size_may_differ_all_the_same(shards, books, tmp_path, other):
+    folder = tmp_path / "other"
+    shutil.copytree(books, folder)
+    manifest, vocabulary = json.loads((folder / MANIFEST).read_text()), folder / "tokenizer" / "vocab.txt"
+    if other == "words":
+        vocabulary.write_text(vocabulary.read_text().replace("word", "term"))
+        manifest["vocabulary"]["blake2b"] = checksum(vocabulary)
+    else:
+        manifest["vocabulary"]["lowercase"] = False
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ShardError, match=r"shards and \S*other were made with different vocabularies"):
+        open_corpus([str(shards), str(folder)])
+
+
 def test_a_password_within_a_url_is_no_part_of_a_name(shards, tmp_path):
     fsspec.filesystem("memory").put(str(shards), "/ada:hunter2@bucket/shards", recursive=True)
     corpus = open_corpus(["memory://ada:hunter2@bucket/shards"], cache=tmp_path)
