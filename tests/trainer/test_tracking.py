@@ -230,6 +230,7 @@ def test_no_message_has_the_credentials_of_a_store(
     assert "127.0.0.1:1: run 0000" in told.err
     assert f"MLflow run {'0' * 32} at http://" in told.out
     assert "secret" not in told.out + told.err
+    assert "in none yet" not in told.err, "it is in that one"
 
 
 def test_goes_on_where_it_was(run: RunDirectory, store: str) -> None:
@@ -899,6 +900,33 @@ def test_while_a_run_trains_its_own_writer_carries_evaluations_over(
     (found,) = children(store, where.parent)
     assert before == []
     assert_evaluation(store, found)
+
+
+def test_a_repeat_of_an_evaluation_that_waited_adds_nothing_though_a_figure_is_whole(
+    run: RunDirectory, store: str, tmp_path: Path
+) -> None:
+    prepare(run, "tests")
+    parent = sync(run)
+    evaluation = ("eval", {"examples": 408}, {"step": "7"}, write_files(tmp_path / "results"))
+    assert log_evaluation(evaluation_store([run.path], tmp_path / "results"), *evaluation) is None
+    sync(run)
+    run.set_outcome("done")
+    again = log_evaluation(evaluation_store([run.path], tmp_path / "results"), *evaluation)
+    assert [child.info.run_id for child in children(store, parent)] == [again]
+
+
+def test_an_evaluation_that_the_store_refuses_or_that_can_not_wait_is_an_error(
+    run: RunDirectory, store: str, tmp_path: Path
+) -> None:
+    run.set_outcome("done")
+    prepare(run, "tests")
+    sync(run)
+    files = write_files(tmp_path / "results")
+    with pytest.raises(MlflowException, match=r"a\+b"):
+        log_evaluation(evaluation_store([run.path], tmp_path / "results"), "eval", {"a+b": 1.0}, {}, files)
+    assert not run.waiting_evaluations
+    with pytest.raises(MlflowException, match="127.0.0.1"):
+        log_evaluation(Store(NOBODY, "tests", None), *EVALUATION, files)
 
 
 @pytest.mark.parametrize("cut", ["create_run", "log_batch", "log_artifact", "set_terminated"])
