@@ -925,7 +925,7 @@ def test_an_evaluation_that_the_store_refuses_or_that_can_not_wait_is_an_error(
     with pytest.raises(MlflowException, match=r"a\+b"):
         log_evaluation(evaluation_store([run.path], tmp_path / "results"), "eval", {"a+b": 1.0}, {}, files)
     assert not run.waiting_evaluations
-    with pytest.raises(MlflowException, match="127.0.0.1"):
+    with pytest.raises(MlflowException, match=r"127\.0\.0\.1"):
         log_evaluation(Store(NOBODY, "tests", None), *EVALUATION, files)
 
 
@@ -1057,6 +1057,41 @@ def test_an_evaluation_that_has_no_way_now_stops_no_other(
     assert [path.name for path in run.pending_evaluations.iterdir()] == ["0.json"]
     assert main(["sync", str(run.path)]) == 0
     assert list(run.pending_evaluations.iterdir()) == []
+
+
+class DamagedAnswerError(OSError, ValueError):
+    """As an HTTP client's is."""
+
+
+@pytest.mark.parametrize("error", [MlflowException("too many 503 error responses"), DamagedAnswerError("no JSON")])
+def test_an_evaluation_whose_store_fails_while_it_is_carried_over_goes_on_waiting(
+    run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    prepare(run, "tests")
+    parent = sync(run)
+    log_evaluation(evaluation_store([run.path], tmp_path), *EVALUATION, write_files(tmp_path / "results"))
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_artifact", mock.Mock(side_effect=error))
+        with pytest.raises((MlflowException, WaitingError), match=str(error)):
+            sync(run)
+    assert len(run.waiting_evaluations) == 1
+    sync(run)
+    (found,) = children(store, parent)
+    assert_evaluation(store, found)
+
+
+def test_a_twin_that_a_server_made_late_goes_and_the_whole_evaluation_stays(
+    run: RunDirectory, store: str, tmp_path: Path
+) -> None:
+    run.set_outcome("done")
+    prepare(run, "tests")
+    parent = sync(run)
+    where, files = evaluation_store([run.path], tmp_path), write_files(tmp_path / "results")
+    whole = log_evaluation(where, *EVALUATION, files)
+    (found,) = children(store, parent)
+    MlflowClient(store).create_run(found.info.experiment_id, run_name="eval", tags=found.data.tags)
+    assert log_evaluation(where, *EVALUATION, files) == whole
+    assert [child.info.run_id for child in children(store, parent)] == [whole]
 
 
 def test_evaluations_that_can_not_be_looked_for_wait(
