@@ -596,6 +596,14 @@ def test_a_store_given_by_a_path_stays_where_it_is_wherever_commands_start(
     assert json.loads(run.tracking.read_text())["tracking_uri"] == f"sqlite:///{tmp_path / 'here.db'}"
 
 
+def test_a_run_that_is_named_from_within_has_its_store_beside_it_all_the_same(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.path)
+    prepare(RunDirectory(Path()), "tests")
+    assert read_cursor(run).tracking_uri == store
+
+
 @pytest.mark.parametrize("name", ["w?x", "a%20b", "50 % ñ", "a#b@c"])
 def test_a_store_lies_beside_its_run_whatever_the_folder_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
@@ -880,6 +888,8 @@ def test_a_writer_that_others_wait_for_long_is_named(
         waits = threading.Thread(target=sync, args=(run,))
         waits.start()
         wait_for(lambda: any("waiting for that" in message for message in caplog.messages))
+        waits.join(1)  # time to go on without the lock
+        assert waits.is_alive()
     waits.join(60)
     (told,) = caplog.messages
     assert told.startswith(f"{lock}: process {os.getpid()} on ")
