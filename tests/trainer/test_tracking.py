@@ -1361,6 +1361,7 @@ def test_an_evaluation_without_a_training_in_reach(run: RunDirectory, store: str
 
 
 def test_an_evaluation_before_the_training_reached_mlflow(run: RunDirectory, store: str, tmp_path: Path) -> None:
+    (run.path.parent / "mlflow.db").unlink()  # which nobody has made by then
     prepare(run, "tests")
     where = evaluation_store([run.path], tmp_path)
     assert (where.parent, where.pending) == (None, run.path / "mlflow.pending")
