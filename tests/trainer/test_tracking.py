@@ -153,6 +153,26 @@ def test_a_run_that_is_renamed_goes_on_in_its_own(run: RunDirectory, store: str)
     assert_complete(renamed, store, only_run(store).info.run_id)
 
 
+def test_a_copy_of_a_run_that_was_renamed_has_a_run_of_its_own(run: RunDirectory, store: str) -> None:
+    main(["sync", str(run.path)])
+    renamed = RunDirectory(run.path.rename(run.path.with_name("renamed")))
+    add_lines(renamed.metrics, 4, 5)
+    first = sync(renamed)
+    copy = RunDirectory(Path(shutil.copytree(renamed.path, run.path.with_name("copy"))))
+    assert sync(copy) != first
+    assert sync(renamed) == first
+
+
+def test_a_run_goes_on_in_its_own_though_another_has_its_old_place(run: RunDirectory, store: str) -> None:
+    main(["sync", str(run.path)])
+    first = only_run(store).info.run_id
+    renamed = RunDirectory(run.path.rename(run.path.with_name("renamed")))
+    other = RunDirectory(write_run(run.path))
+    prepare(other, "tests")
+    assert sync(other) != first
+    assert sync(renamed) == first
+
+
 def test_again_adds_nothing(run: RunDirectory, store: str, capsys: pytest.CaptureFixture[str]) -> None:
     for told in ("has steps up to 3\n", "has steps up to 3 as before\n"):
         assert main(["sync", str(run.path)]) == 0
