@@ -46,11 +46,12 @@ def publish(
                 print(f"note: {told}; --save-models replaces it", file=sys.stderr)
     published = [f"{PREDICTED}/{name}" for name in names]
     outdated = {experiment.task.name for experiment in experiments} - {*names}
-    submitted, unwritten = False, dict[str, str]()
-    with going_on(unwritten, SUBMISSION):
+    submitted, lost = False, dict[str, str]()
+    with going_on(lost, SUBMISSION):
         submitted = _submit(output, there, outdated, names, failed)
-    for why in unwritten.values():
-        failed.update({name: f"without {SUBMISSION}: {why}" for name in names if name in GROUPS["glue"]} | failed)
+    for name in names:
+        if lost and name in GROUPS["glue"]:
+            failed.setdefault(name, f"without {SUBMISSION}: {lost[SUBMISSION]}")
     return [*published, SUBMISSION] if submitted else published
 
 

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from cluster.checkup.findings import Finding, judge
+from preprocessing.status import entries
 from trainer.lineage import installed_version
 
 _PROJECT = "bert-pretraining"
@@ -206,7 +207,7 @@ def check_limits() -> Iterator[Finding]:
         warning=0 <= files < _OPEN_FILES["warning"],
     )
     pinned, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    adapters = sorted(path.name for path in _INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []
+    adapters = [path.name for path in entries(_INFINIBAND)]
     yield judge(
         "locked memory",
         _limit(pinned, 2**20, " MiB") + (f", adapters {', '.join(adapters)}" if adapters else ", no InfiniBand"),

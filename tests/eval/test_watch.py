@@ -704,12 +704,18 @@ def test_nothing_of_the_trainer_is_touched(run: RunDirectory, follow: Callable[.
     assert files() == before
 
 
-def test_evaluations_become_children_of_the_training(
-    run: RunDirectory, shards: Path, evaluated: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def store(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty one beside the run, which is tracked there."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    store = empty_store(run.path.parent / "mlflow.db")
+    uri = empty_store(run.path.parent / "mlflow.db")
     prepare(run, "tests")
+    return uri
+
+
+def test_evaluations_become_children_of_the_training(
+    run: RunDirectory, shards: Path, evaluated: list[str], store: str
+) -> None:
     parent = sync(run)
     arguments = [str(run.path), "--tasks", "mlm", "--shards", str(shards), "--samples", "8"]
     assert main([*arguments, "--once"]) == 0  # while the run trains: its own thread is the writer
@@ -729,13 +735,10 @@ def test_evaluations_become_children_of_the_training(
         assert {"step", "manifest_blake2b", "config_blake2b", "code_version"} <= child.data.tags.keys()
 
 
+@pytest.mark.usefixtures("store")
 def test_what_waits_for_mlflow_goes_on_waiting_where_that_is_out_of_reach(
-    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    empty_store(run.path.parent / "mlflow.db")
-    prepare(run, "tests")
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     (run.path.parent / "mlflow.db").write_text("no database")
     run.pending_evaluations.mkdir()
     (run.pending_evaluations / "step-000007.json").write_text("{}")
@@ -745,13 +748,11 @@ def test_what_waits_for_mlflow_goes_on_waiting_where_that_is_out_of_reach(
     assert warning.endswith(f"; later: python -m trainer.tracking sync {run.path}")
 
 
+@pytest.mark.usefixtures("store")
 def test_that_nobody_can_tell_what_waits_for_mlflow_is_told_at_the_end(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str], monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    empty_store(run.path.parent / "mlflow.db")
-    prepare(run, "tests")
     run.pending_evaluations.mkdir()
     run.set_outcome("done")
     fail_on(monkeypatch, os, LISTING, run.pending_evaluations)
