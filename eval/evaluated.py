@@ -15,7 +15,7 @@ from eval.results import NEXT_WORDS, RESULTS, by_command, is_learned, read_resul
 from eval.storage import reading
 from preprocessing.schema import checksum
 from preprocessing.status import entries, exists, is_dir, is_file
-from trainer.hugging_face import WEIGHTS
+from trainer.hugging_face import weights_file
 from trainer.naming import tell_apart
 from trainer.run_directory import RunDirectory
 
@@ -210,8 +210,8 @@ def _present_weights(group: Sequence[Evaluated]) -> str:
     """Those of one step."""
     last = max(group, key=lambda evaluated: (evaluated.written, str(evaluated.file)))
     evaluated = {e.weights_blake2b for e in group}
-    weights = last.export / WEIGHTS
-    with reading(weights):
+    with reading(last.export):
+        weights = weights_file(last.export)
         if len(evaluated) > 1 and is_file(weights) and (found := checksum(weights)) in evaluated:
             return found
     return last.weights_blake2b

@@ -35,7 +35,7 @@ from preprocessing.tokenization import (
     load_tokenizer,
 )
 from trainer.data import SampleStream, validation_stream
-from trainer.hugging_face import LINEAGE, WEIGHTS, Export, load_export
+from trainer.hugging_face import LINEAGE, Export, load_export, weights_file
 from trainer.initial_model import check_is_export
 from trainer.model import BertConfig
 
@@ -92,10 +92,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
         UnavailableError: something can't be read now.
     """
     while True:
-        before = stamp(path / WEIGHTS)
         with reading(path):
+            weights = weights_file(path)
+            before = stamp(weights)
             checkpoint = _open(path)
-        if stamp(path / WEIGHTS) == before:
+        if stamp(weights) == before:
             return checkpoint
 
 
@@ -106,7 +107,7 @@ def _open(path: Path) -> Checkpoint:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _check_tokenizer(path, tokenizer, export.config)
-    weights = checksum(path / WEIGHTS)
+    weights = checksum(weights_file(path))
     whole = checksum_of(f"{weights} {export.config} {tokenizer.to_str()}".encode())
     tokenizer.post_processor = frame(tokenizer.get_vocab())
     return Checkpoint(path, export, tokenizer, weights, whole)
@@ -191,7 +192,7 @@ def check_heads(checkpoint: Checkpoint, task: str, heads: tuple[str, ...]) -> No
     """
     if missing := [name for name in checkpoint.export.initialized if name.startswith(heads)]:
         raise UsageError(
-            f"{checkpoint.path / WEIGHTS}: lacks {missing[0]}, which {task} needs; "
+            f"{weights_file(checkpoint.path)}: lacks {missing[0]}, which {task} needs; "
             "give an export of the pretrained model with its heads"
         )
 

@@ -3,7 +3,7 @@
 It holds
 
     format_version     of this layout
-    checkpoint         path, blake2b of model.safetensors, lineage: run, step, samples, hashes, code
+    checkpoint         path, blake2b of the file of weights, lineage: run, step, samples, hashes, code
     shards             path, blake2b of the manifest, sequence_length, samples; null where no task read any
     data               path of the data sets or "hub", limit; null where no task read any
     settings           dtype, device, batch_size, threads: of the tasks that learn nothing

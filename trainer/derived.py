@@ -12,7 +12,7 @@ from preprocessing.schema import checksum
 from preprocessing.status import exists
 from preprocessing.storage_errors import UnavailableError, comes_of_passing, exit_code
 from preprocessing.terminal import in_line, show, tell_error
-from trainer.hugging_face import WEIGHTS, Export, load_export, save_export
+from trainer.hugging_face import Export, load_export, save_export, weights_file
 from trainer.initial_model import check_is_export
 from trainer.lineage import code_version
 from trainer.model import BertConfig
@@ -66,6 +66,6 @@ def save_derived(output: Path, config: BertConfig, state: Mapping[str, Tensor], 
         ValueError: there is no tokenizer.
         OSError: it can't be written.
     """
-    begun = {"directory": str(model.resolve()), "blake2b": checksum(model / WEIGHTS)}
+    begun = {"directory": str(model.resolve()), "blake2b": checksum(weights_file(model))}
     output.parent.mkdir(parents=True, exist_ok=True)
     save_export(output, state, config, tokenizer, {"initial_weights": begun, "code": code_version()})

@@ -23,15 +23,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from preprocessing.status import is_file
+from preprocessing.status import exists, is_file
 from preprocessing.storage_errors import is_no_file
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.files import DamagedFileError, incomplete, publish
 from trainer.model import BertConfig, BertForPreTraining, parameter_count, parameter_shapes
 from trainer.naming import name_some
-from trainer.tensor_files import read_tensors, write_tensors
+from trainer.tensor_files import read_pickled_tensors, read_tensors, write_tensors
 
 CONFIG, WEIGHTS, LINEAGE = "config.json", "model.safetensors", "lineage.json"
+_PICKLED = "pytorch_model.bin"  # as older models are published
 TOKENIZER_FILES = (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json")
 
 # Ours -> theirs. A module stands for its weight and bias; a tuple, for what one product of ours joins.
@@ -201,26 +202,35 @@ def write_model(
 def load_export(directory: Path, seed: int = 0) -> Export:
     """Read a directory that ``save_export`` or transformers wrote, or one that holds an encoder alone.
 
-    Nothing is unpickled: weights in another format than safetensors are not read.
-
     Args:
-        directory: With config.json and model.safetensors; names without ``bert.``, as BertModel saves them, will do.
+        directory: With config.json and weights (see weights_file); names without ``bert.``, as BertModel saves them,
+            will do.
         seed: Of the weights that are missing: the pooler and the heads may be, layers and embeddings may not.
 
     Raises:
         ValueError: A file is missing or damaged, or does not fit, or a weight is infinite or not a number; the message
             names the file and what to do.
     """
-    config, weights_file = load_config(directory), directory / WEIGHTS
+    config, file = load_config(directory), weights_file(directory)
     try:
-        state = _canonical(_read_weights(directory))
+        state = _canonical(_read_weights(file))
         _check_count(state, config)
         initialized = _add_missing_heads(state, config, seed)
         joined = _joined(state, config)
         _check_finite(joined)
         return Export(config, joined, initialized)
     except ValueError as error:
-        raise ValueError(f"{weights_file}: {error}") from error
+        raise ValueError(f"{file}: {error}") from error
+
+
+def weights_file(directory: Path) -> Path:
+    """The file of a directory's weights: model.safetensors, or pytorch_model.bin where that alone is there.
+
+    Raises:
+        OSError: It can't be told which is there.
+    """
+    pickled = directory / _PICKLED
+    return pickled if not exists(directory / WEIGHTS) and is_file(pickled) else directory / WEIGHTS
 
 
 def load_config(directory: Path) -> BertConfig:
@@ -364,9 +374,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_weights(directory: Path) -> dict[str, Tensor]:
+def _read_weights(file: Path) -> dict[str, Tensor]:
     try:
-        return read_tensors(directory / WEIGHTS)
+        return read_pickled_tensors(file) if file.name == _PICKLED else read_tensors(file)
     except DamagedFileError as error:
         raise ValueError(f"damaged ({error}); copy the folder anew") from error
     except OSError as error:
@@ -374,7 +384,7 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
             raise
         raise ValueError(
             "missing; weights in another format become this one by transformers: "
-            f"{_class_of(directory)}.from_pretrained(X).save_pretrained(X), where X is the folder"
+            f"{_class_of(file.parent)}.from_pretrained(X).save_pretrained(X), where X is the folder"
         ) from error
 
 

@@ -20,7 +20,7 @@ from preprocessing.tokenization import TOKENIZER_FILE, VOCABULARY_FILE, Vocabula
 from trainer.checkpoint import RUN_STATE, Learner, RunState, read_run_state
 from trainer.config import Recipe, load_recipe
 from trainer.corpus import Corpus
-from trainer.hugging_face import CONFIG, WEIGHTS, Export, load_config, load_export
+from trainer.hugging_face import CONFIG, Export, load_config, load_export, weights_file
 from trainer.model import BertConfig, parameter_count, parameter_shapes
 from trainer.run_directory import CheckpointError, RunDirectory, newest_around
 from trainer.settings import ConfigError, parse
@@ -176,7 +176,7 @@ class GivenExport(Given):
     @override
     def checksum(self) -> str:
         try:
-            return checksum(self.directory / WEIGHTS)
+            return checksum(weights_file(self.directory))
         except OSError as error:
             raise _problem(error, _COPY) from error
 

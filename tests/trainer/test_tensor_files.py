@@ -1,6 +1,7 @@
 import errno
 import os
 import re
+from collections import OrderedDict
 from unittest import mock
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from preprocessing.storage_errors import is_full, is_passing
 from tests.limits import room_for
 from trainer.files import DamagedFileError
-from trainer.tensor_files import open_tensors, read_tensors, write_tensors
+from trainer.tensor_files import open_tensors, read_pickled_tensors, read_tensors, write_tensors
 
 
 @pytest.fixture
@@ -85,3 +86,63 @@ def test_a_file_that_is_open_and_can_not_be_mapped_may_be_later(file, monkeypatc
         open_tensors(file)
     assert raised.value.filename == str(file)
     assert is_passing(raised.value)
+
+
+class TestPickled:
+    """Files of torch.save, of strangers."""
+
+    @pytest.fixture(params=[True, False], ids=["zip", "before torch 1.6"])
+    def save(self, tmp_path, request):
+        """Write something as torch.save does."""
+
+        def write(content):
+            torch.save(content, tmp_path / "tensors", _use_new_zipfile_serialization=request.param)
+            return tmp_path / "tensors"
+
+        return write
+
+    def test_what_was_written_is_read(self, save):
+        rows = torch.arange(6.0).view(2, 3)
+        learned = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+        found = read_pickled_tensors(save(OrderedDict(rows=rows, columns=rows.T, learned=learned)))
+
+        assert list(found) == ["rows", "columns", "learned"]
+        assert torch.equal(found["rows"], rows)
+        assert torch.equal(found["columns"], rows.T)
+        assert torch.equal(found["learned"], learned)
+        assert not found["learned"].requires_grad
+
+    def test_nothing_that_a_file_says_is_run(self, save, tmp_path):
+        class Hostile:
+            def __reduce__(self):
+                return os.mkdir, (str(tmp_path / "was here"),)
+
+        with pytest.raises(DamagedFileError, match="no weights alone: UnpicklingError"):
+            read_pickled_tensors(save({"a": Hostile()}))
+        assert not (tmp_path / "was here").exists()
+
+    @pytest.mark.parametrize("content", [
+        [torch.ones(2)], torch.ones(2), {"a": 7}, {"a": {"b": torch.ones(2)}},
+        {"a": torch.zeros(1).expand(10**12)},  # of one number
+        {"a": torch.zeros(10, device="meta")},  # of none
+        {"a": torch.ones(2).to_sparse()},
+    ], ids=["a list", "a tensor", "a number", "a model within", "one for many", "no numbers", "sparse"])  # fmt: skip
+    def test_other_things_than_tensors_by_name(self, save, content):
+        with pytest.raises(DamagedFileError, match="it holds other things than tensors by name"):
+            read_pickled_tensors(save(content))
+
+    @pytest.mark.parametrize("left", [0, 7, 300, -1], ids=["nothing", "a few bytes", "no numbers", "a byte too few"])
+    def test_a_file_that_is_cut_is_damaged(self, save, left):
+        file = save({"a": torch.ones(100)})
+        file.write_bytes(file.read_bytes()[:left])
+        with pytest.raises(DamagedFileError, match="not whole"):
+            read_pickled_tensors(file)
+
+    def test_a_file_that_can_t_be_read_is_told_as_the_operating_system_does(self, save, monkeypatch):
+        file = save({"a": torch.ones(3)})
+        for path, number in ((file.with_name("nothing"), errno.ENOENT), (file.parent, errno.EISDIR)):
+            with pytest.raises(OSError, match=os.strerror(number)):
+                read_pickled_tensors(path)
+        monkeypatch.setattr("torch.load", mock.Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            read_pickled_tensors(file)
