@@ -236,9 +236,12 @@ def steps_of(recipe: Recipe, shards: ShardDirectory, padded: bool = False) -> St
     return kind(stream, phase.global_batch_size, phase.micro_batch_size, rank=0, world=1)
 
 
-def deepspeed_config(recipe: Recipe, world: World) -> dict[str, Any]:
-    """DeepSpeed's configuration, for ours and for the peer."""
-    config = resolve(read_deepspeed(ROOT / "ds_config.json"), recipe, recipe.phases[0], world.size)
+def deepspeed_config(recipe: Recipe, world: World, stage: int | None = None) -> dict[str, Any]:
+    """DeepSpeed's configuration, for ours and for the peer; ``stage`` is of ZeRO, without it that of ds_config.json."""
+    file = read_deepspeed(ROOT / "ds_config.json")
+    if stage is not None:
+        file.settings["zero_optimization"]["stage"] = stage
+    config = resolve(file, recipe, recipe.phases[0], world.size)
     return without_communication(config) if world.size == 1 else config
 
 

@@ -437,12 +437,12 @@ def compiled_graphs() -> int:
 class Ours:
     """The trainer's engine."""
 
-    def __init__(self, recipe: Recipe, world: World) -> None:
+    def __init__(self, recipe: Recipe, world: World, stage: int | None = None) -> None:
         if recipe.train.fp8 and (reason := why_not_fp8(world.device)):
             raise ConfigError(f"train.fp8: {reason}")
         self._recipe = recipe
         weights = transformers_model.initial_weights(recipe.model, recipe.train.seed)
-        self._engine = Engine(recipe, deepspeed_config(recipe, world), world, weights=weights)
+        self._engine = Engine(recipe, deepspeed_config(recipe, world, stage), world, weights=weights)
 
     def step(self, number: int, batches: list[Batch], meanwhile: Callable[[], None]) -> None:
         """One update."""
@@ -463,7 +463,7 @@ class Ours:
 class Peer:
     """Transformers' model in a DeepSpeed engine of the same settings, as DeepSpeed makes it."""
 
-    def __init__(self, recipe: Recipe, compiled: bool, world: World) -> None:
+    def __init__(self, recipe: Recipe, compiled: bool, world: World, stage: int | None = None) -> None:
         import deepspeed
 
         use_deterministic_kernels(False, world.device)  # as torch has them
@@ -473,7 +473,7 @@ class Peer:
         self._optimizer = build_optimizer(parameter_groups(model, recipe.optimizer.weight_decay), recipe.optimizer)
         self._engine, *_ = deepspeed.initialize(
             model=torch.compile(model) if compiled else model, optimizer=self._optimizer,
-            config=deepspeed_config(recipe, world),
+            config=deepspeed_config(recipe, world, stage),
         )  # fmt: skip
 
     def step(self, number: int, batches: list[Batch], meanwhile: Callable[[], None]) -> None:
@@ -498,9 +498,9 @@ class Peer:
         self._engine.destroy()
 
 
-def trainer_of(row: Row, recipe: Recipe, world: World) -> Ours | Peer:
-    """What a row trains with."""
-    return Peer(recipe, row.compiled, world) if row.peer else Ours(recipe, world)
+def trainer_of(row: Row, recipe: Recipe, world: World, stage: int | None = None) -> Ours | Peer:
+    """What a row trains with, under ZeRO of ``stage`` or as ds_config.json has it."""
+    return Peer(recipe, row.compiled, world, stage) if row.peer else Ours(recipe, world, stage)
 
 
 # --- Where the time of a step goes ---

@@ -90,7 +90,10 @@ def join_world(threads: int) -> World:
     _meet()
     device = torch.device(get_accelerator().current_device_name())
     use_deterministic_kernels(True, device)  # an engine's recipe may turn it off
-    return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    # NCCL does one thing after the other in a group: in the common one a sum would wait for gradients and weights.
+    group = torch.distributed.new_group() if size > 1 and device.type == "cuda" else None
+    return World(rank, size, device, for_sums=group)
 
 
 def _change_deepspeed() -> None:

@@ -34,7 +34,7 @@ class Counts(NamedTuple):
     Attributes:
         launches: of kernels, products of cuBLAS among them.
         waits: of the host, for all that was asked before, or for some of it.
-        idle: seconds from the end of a wait that leaves nothing to do, to the next launch.
+        idle: seconds from the end of a wait that leaves nothing to do, on any stream, to the next launch.
     """
 
     launches: int

@@ -3,7 +3,7 @@
 #include <cuda.h>
 #include <stdlib.h>
 
-extern void stand_in_launched(void);
+extern void stand_in_launched(CUstream stream);
 static char context;
 
 CUresult cuInit(unsigned flags) { return CUDA_SUCCESS; }
@@ -91,9 +91,9 @@ CUresult cuFuncGetAttribute(int *found, CUfunction_attribute what, CUfunction f)
     return CUDA_SUCCESS;
 }
 
-static CUresult launch(unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared)
+static CUresult launch(unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared, CUstream stream)
 {
-    stand_in_launched();
+    stand_in_launched(stream);
     int fits = x && y && z && y <= 65535 && z <= 65535 && threads && threads <= 1024 && shared <= 227 << 10;
     return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -102,13 +102,13 @@ CUresult cuLaunchKernel(
     CUfunction f, unsigned x, unsigned y, unsigned z, unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
     CUstream stream, void **arguments, void **more)
 {
-    return launch(x, y, z, block_x * block_y * block_z, shared);
+    return launch(x, y, z, block_x * block_y * block_z, shared, stream);
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *how, CUfunction f, void **arguments, void **more)
 {
     unsigned threads = how->blockDimX * how->blockDimY * how->blockDimZ;
-    return launch(how->gridDimX, how->gridDimY, how->gridDimZ, threads, how->sharedMemBytes);
+    return launch(how->gridDimX, how->gridDimY, how->gridDimZ, threads, how->sharedMemBytes, how->hStream);
 }
 
 CUresult cuOccupancyMaxActiveClusters(int *number, CUfunction f, const CUlaunchConfig *how)

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-extern void stand_in_launched(void);
+extern void stand_in_launched(void *stream);
 
 static int new(void **handle)
 {
@@ -12,7 +12,7 @@ static int new(void **handle)
 
 static int product(void)
 {
-    stand_in_launched();
+    stand_in_launched(NULL); /* whatever its handle was told */
     return 0;
 }
 

@@ -40,12 +40,21 @@ void stand_in_counts(long *launches, long *waits, double *idle)
 static cudaStream_t captured; /* NULL, or the stream whose work is put into a graph and not begun */
 static unsigned long long captures;
 
-void stand_in_launched(void)
+typedef struct {
+    long launches; /* up to the last one that it has to do, or that it waits for */
+} Stream;
+
+/* A stream that a program made. What the default one has to do counts as all that there is: NULL. */
+static Stream *made(cudaStream_t stream) { return (size_t)stream > 2 ? (Stream *)stream : NULL; }
+
+void stand_in_launched(cudaStream_t stream)
 {
     if (captured)
         return;
     pthread_mutex_lock(&lock);
     counts.launches++;
+    if (made(stream))
+        made(stream)->launches = counts.launches;
     if (idle_since)
         counts.idle += seconds() - idle_since;
     idle_since = 0;
@@ -76,7 +85,16 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) { return waited_for(((Event 
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    return captured && stream != captured ? cudaSuccess : waited(); /* others may be waited for meanwhile */
+    if (captured && stream != captured)
+        return cudaSuccess; /* others may be waited for meanwhile */
+    return waited_for(made(stream) ? made(stream)->launches : counts.launches);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
+    if (made(stream) && made(stream)->launches < ((Event *)event)->launches)
+        made(stream)->launches = ((Event *)event)->launches;
+    return cudaSuccess;
 }
 
 /* ---- Memory ---- */
@@ -291,7 +309,7 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int other)
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
 {
-    *stream = calloc(1, 1);
+    *stream = calloc(1, sizeof(Stream));
     return cudaSuccess;
 }
 
@@ -324,7 +342,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    *(Event *)event = (Event){seconds(), counts.launches};
+    *(Event *)event = (Event){seconds(), made(stream) ? made(stream)->launches : counts.launches};
     return cudaSuccess;
 }
 
@@ -391,7 +409,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *found, cudaGraph_t graph, unsi
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t what, cudaStream_t stream)
 {
-    stand_in_launched();
+    stand_in_launched(stream);
     return cudaSuccess;
 }
 
@@ -411,9 +429,9 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t what)
 
 static cudaError_t last_error;
 
-static cudaError_t launch(dim3 grid, dim3 block)
+static cudaError_t launch(dim3 grid, dim3 block, cudaStream_t stream)
 {
-    stand_in_launched();
+    stand_in_launched(stream);
     int is_empty = !grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z;
     if (is_empty || grid.x > 2147483647 || grid.y > 65535 || grid.z > 65535 || block.x * block.y * block.z > 1024)
         last_error = cudaErrorInvalidConfiguration;
@@ -439,24 +457,24 @@ const char *cudaGetErrorString(cudaError_t error)
 
 cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t stream)
 {
-    return launch(grid, block);
+    return launch(grid, block, stream);
 }
 
 cudaError_t cudaLaunchCooperativeKernel(
     const void *f, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t stream)
 {
-    return launch(grid, block);
+    return launch(grid, block, stream);
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *with, const void *f, void **arguments)
 {
-    return launch(with->gridDim, with->blockDim);
+    return launch(with->gridDim, with->blockDim, with->stream);
 }
 
 cudaError_t __cudaLaunchKernel(
     cudaKernel_t f, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t stream)
 {
-    return launch(grid, block);
+    return launch(grid, block, stream);
 }
 
 /* What a compiler makes of f<<<grid, block, shared, stream>>>(): the four are kept for the call that follows. */

@@ -106,6 +106,46 @@ def test_a_device_stands_idle_after_a_wait_that_leaves_it_nothing_to_do(
     assert (done.stdout, done.returncode) == (f"1 {idle}\n", 0), done.stderr
 
 
+@pytest.mark.parametrize(("awaited", "idle"), [("torch.cuda.current_stream()", True), ("other", False)])
+def test_what_one_stream_has_done_leaves_another_its_own(awaited: str, idle: bool, environment: dict[str, str]):
+    program = f"""if True:
+        import torch
+        from benchmarks.cuda_stand_in import counts
+
+        a, other = torch.ones(8, 8, device="cuda"), torch.cuda.Stream()
+        other.wait_stream(torch.cuda.current_stream())
+        a + a
+        before = counts()
+        {awaited}.synchronize()
+        a + a
+        found = counts().since(before)
+        print(found.waits, found.idle > 0)
+    """
+    done = run(environment, "-c", program)
+    assert (done.stdout, done.returncode) == (f"1 {idle}\n", 0), done.stderr
+
+
+def test_ranks_add_up_while_their_gpus_compute(environment: dict[str, str]):
+    """Or each would stand idle from the end of its backward pass until its host has heard of the sum."""
+    program = """if True:
+        import torch
+        from benchmarks.cuda_stand_in import counts
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        from trainer.joining import join_world
+
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+        world, a = join_world(threads=1), torch.ones(8, 8, device="cuda")
+        a + a
+        before = counts()
+        sums = world.sum([1.5])
+        a + a
+        found = counts().since(before)
+        print(sums, found.waits > 0, found.idle)
+    """
+    done = run(environment, "-c", program)
+    assert (done.stdout, done.returncode) == ("[1.5] True 0.0\n", 0), done.stderr
+
+
 @pytest.mark.parametrize("asked", ["a.sum().item()", "torch.cuda.synchronize()"])
 def test_what_needs_the_host_can_not_be_put_into_a_graph(asked: str, environment: dict[str, str]):
     program = f"import torch; a = torch.ones(8, device='cuda')\nwith torch.cuda.graph(torch.cuda.CUDAGraph()): {asked}"
@@ -213,6 +253,19 @@ def test_in_graphs_the_host_has_less_to_launch(environment: dict[str, str], tmp_
     (by_kernels, waits), (in_graphs, waits_in_graphs) = (found[row] for row in rows)
     assert in_graphs < by_kernels - 100
     assert waits == waits_in_graphs == 3, "for losses, for the gradient's norm, and for the end of the step before"
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_what_the_host_of_one_of_several_ranks_does_is_measured(
+    stage: int, environment: dict[str, str], tmp_path: Path
+):
+    shards = write_shards(tmp_path / "shards", sequence_lengths=(128,), train=(70, 50), pairs_per_row=5)
+    command = ("benchmarks/host_time.py", "--shards", shards, "--size", "demo", "--ranks", 8, "--stage", stage)
+    done = run(environment, *command, "--rows", "ours as the recipe has it")
+    assert done.returncode == 0, done.stderr[-4000:]
+    (row,) = (line for line in done.stdout.splitlines() if line.startswith("| ours"))
+    waits = int(row.split("|")[-2])
+    assert waits == {1: 7, 2: 11}[stage], "in a sum are two, for what goes there and what comes back"
 
 
 def test_activations_take_what_the_plan_says(environment: dict[str, str]):

@@ -549,6 +549,20 @@ def what_ranks_tell_each_other(_: None) -> tuple[tuple[int, bool], list[float], 
     return (world.rank, world.is_first), sums, gathered, [*is_in, has_joined()]
 
 
+def sum_while_the_device_computes() -> tuple[list[float], bool]:
+    """A sum over ranks that share a GPU, and whether that had still to do what it was asked for before."""
+    torch.distributed.init_process_group("gloo")  # NCCL wants a GPU a rank
+    world = World(torch.distributed.get_rank(), torch.distributed.get_world_size(), torch.device("cuda"))
+    world.sum([0.0])
+    computed = torch.cuda.Event()
+    torch.cuda._sleep(2 * 10**10)  # clock cycles: some ten seconds
+    computed.record()
+    sums = world.sum([1.5])
+    computes = not computed.query()
+    leave_world()
+    return sums, computes
+
+
 def _with_full_disk(
     arguments: list[str], full: Callable[[Path], bool], main: Callable[[list[str]], int] = run_pretrain
 ) -> int:
