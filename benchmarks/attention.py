@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -48,12 +48,12 @@ def main() -> None:
             table.append([shape, real, str(dtype).removeprefix("torch."), *found])
     print(markdown_table(table, (1, 3, 4, 5, 6)))
     table = [["dropout", *(f"{str(dtype).removeprefix('torch.')}, ns a number" for dtype in DTYPES)]]
-    found = []
+    of_dtypes = []
     for dtype in DTYPES:
         x = torch.ones(ELEMENTS, dtype=dtype)
         seconds = least_seconds([partial(dropout, x, 0.1), partial(F.dropout, x, 0.1)], runs)
-        found.append([f"{1e9 * each / ELEMENTS:.1f}" for each in seconds])
-    for name, row in zip(("ours", "torch's"), zip(*found, strict=True), strict=True):
+        of_dtypes.append([f"{1e9 * each / ELEMENTS:.1f}" for each in seconds])
+    for name, row in zip(("ours", "torch's"), zip(*of_dtypes, strict=True), strict=True):
         table.append([name, *row])
     print(markdown_table(table, (1, 2)))
 
@@ -74,11 +74,12 @@ def random_inputs(tokens: PackedTokens, heads: int, width: int, dtype: torch.dty
 
 def forward_and_backward(way: Way, inputs: list[Tensor], tokens: PackedTokens, probability: float) -> list[Tensor]:
     """What is gathered, and the gradients."""
-    gathered = way(*inputs, tokens, probability)
+    queries, keys, values = inputs
+    gathered = way(queries, keys, values, tokens, probability)
     return [gathered, *torch.autograd.grad(gathered.float().square().sum(), inputs)]
 
 
-def least_seconds(steps: list[Callable[[], object]], runs: int) -> list[float]:
+def least_seconds(steps: Sequence[Callable[[], object]], runs: int) -> list[float]:
     """CPU time of each, which take turns."""
     least = [float("inf")] * len(steps)
     for _ in range(runs + 1):  # the first warms up, and is hardly the least

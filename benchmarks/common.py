@@ -94,7 +94,7 @@ class Parts:
         written = stem.with_suffix(".json")
         known = json.loads(written.read_text(encoding="utf-8")) if go_on and written.exists() else {}
         self.records: list[dict[str, Any]] = known.get("parts", [])
-        self.began = known.get("began", time.time() - seconds_since_start())
+        self.began: float = known.get("began", time.time() - seconds_since_start())
         self._about = about
 
     def run(self, kind: str, name: str, measure: Callable[[], Any]) -> Any:

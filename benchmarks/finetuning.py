@@ -105,12 +105,11 @@ def _ours(data: Data, point: Hyperparameters, arguments: argparse.Namespace) -> 
 def _theirs(data: Data, point: Hyperparameters, arguments: argparse.Namespace) -> list[Any]:
     torch.manual_seed(1000 + point.seed)
     model = peer.build(data.task.kind, arguments.export)
+    numbers: Any = range(len(data.train_samples))  # which is as good as a Dataset
     batches = [
         batch
         for _ in range(point.epochs)
-        for batch in torch.utils.data.DataLoader(
-            range(len(data.train_samples)), batch_size=point.batch_size, shuffle=True, collate_fn=list
-        )
+        for batch in torch.utils.data.DataLoader(numbers, batch_size=point.batch_size, shuffle=True, collate_fn=list)
     ]
     for _ in peer.learn(model, data.train_samples, data.task.kind, batches, len(batches), point.learning_rate):
         pass

@@ -40,7 +40,7 @@ from trainer.model import BertForPreTraining, parameter_count
 from trainer.run_directory import step_folders
 
 RECIPE = ROOT / "trainer" / "recipes" / "bert_base.toml"
-SIZES = {"base": ("256", ()), "demo": ("16", DEMO)}  # sequences of a step, settings
+SIZES: dict[str, tuple[int, tuple[str, ...]]] = {"base": (256, ()), "demo": (16, DEMO)}  # sequences of a step, settings
 # The paper's recipe wants a hundred times these steps: a higher rate and a short warm-up. Dropout is the recipe's.
 COMMON = (
     "optimizer.name=adamw", "optimizer.beta2=0.98", "schedule.peak=2e-4", "schedule.warmup_steps=400",

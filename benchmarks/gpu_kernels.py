@@ -182,7 +182,8 @@ class Writer:
 
         def note(graph: GraphLowering) -> Any:
             written = codegen(graph)
-            for node in graph.scheduler.nodes:
+            scheduler: Any = graph.scheduler
+            for node in scheduler.nodes:
                 if not node.is_extern():
                     origins = {origin for part in node.get_nodes() for origin in part.node.origins}
                     names = sorted(
@@ -300,10 +301,11 @@ def build_attention(bert: BertConfig, length: int) -> dict[str, tuple[float, int
 
 def shared_memory(bert: BertConfig, length: int, capability: int) -> int:
     """Bytes of a multiprocessor that attention's kernels take at most, built for a compute capability times 10."""
-    return max(
-        _built(getattr(attention_kernels, name), constants, capability).metadata.shared
+    built = [
+        _built(getattr(attention_kernels, name), constants, capability)
         for name, _, constants in _of_attention(bert, length)
-    )
+    ]
+    return max(int(kernel.metadata.shared) for kernel in built)
 
 
 def _of_attention(bert: BertConfig, length: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -391,8 +393,8 @@ def main() -> None:
         print(markdown_table([heading, *rows], [1, 2, 3]))
     needs = []
     for capability, there in SHARED.items():
-        found = [shared_memory(BertConfig(30522), length, capability) for length in (128, 512)]
-        needs.append([f"{capability / 10:.1f}", *(f"{bytes_:,}" for bytes_ in (*found, there))])
+        taken = [shared_memory(BertConfig(30522), length, capability) for length in (128, 512)]
+        needs.append([f"{capability / 10:.1f}", *(f"{bytes_:,}" for bytes_ in (*taken, there))])
     names = ["compute capability", "shared memory of attention, 128 tokens", "512 tokens", "there is"]
     print(markdown_table([names, *needs], [0, 1, 2, 3]))
 

@@ -138,9 +138,9 @@ def main() -> None:
     batches = dict(zip(arguments.lengths, arguments.batches, strict=True))
     last = parts.began + arguments.end + COMPILING
     bench = Bench(arguments.shards, world, ceiling, bandwidth, batches, arguments.size, arguments.seconds, last)
-    for kind, *part in all_parts(bench, arguments.rows):
+    for kind, name, measure in all_parts(bench, arguments.rows):
         if kind in arguments.kinds:
-            parts.run(kind, *part)
+            parts.run(kind, name, measure)
     print(page(about, parts.records))
     leave_world()
     sys.exit(not parts.complete)
@@ -168,8 +168,8 @@ def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]
         yield from _rows([PEER], [length], bench)
         yield _errors("operations of torch", _by_operations, length, bench)
         yield _errors("torch.compile", _compiled, length, bench)
-        rows = [row for row in bench.ladder if row not in (*first, PEER)]
-        yield from _rows(rows, [length], bench)
+        others = [row for row in bench.ladder if row not in (*first, PEER)]
+        yield from _rows(others, [length], bench)
         yield _profile(PEER, length, bench)  # it is compiled as a whole once more
         yield _errors("eight bits", _in_eight_bits, length, bench, FREE)
 
@@ -564,8 +564,8 @@ def _sections(about: dict[str, Any], records: list[dict[str, Any]]) -> Iterator[
         table = {**found["kinds"], **sums}
         lines = [[what, f"{ms:.1f}", f"{ms / step:.1%}"] for what, ms in table.items()]
         yield markdown_table([["what", "ms", "share"], *lines], (1, 2))
-        names = [f"`{name[:90]}`" for _, _, name in found["kernels"] if kind_of(name) == "attention"]
-        yield f"{found['launches']:,} launches. Attention's kernels: {', '.join(names) or 'none'}\n"
+        of_attention = [f"`{name[:90]}`" for _, _, name in found["kernels"] if kind_of(name) == "attention"]
+        yield f"{found['launches']:,} launches. Attention's kernels: {', '.join(of_attention) or 'none'}\n"
     if attention_ := [one for found in found_by(records, "attention").values() for one in found]:
         yield attention_table(attention_)
     for found in found_by(records, "dropout").values():
@@ -579,8 +579,8 @@ def _sections(about: dict[str, Any], records: list[dict[str, Any]]) -> Iterator[
         for way, error in found["errors"].items()
     ]
     if compared:
-        names = ("tokens", "error against float32", "loss", "a parameter's gradient, median", "the worst")
-        yield markdown_table([names, *compared], (0, 2, 3, 4))
+        heading = ("tokens", "error against float32", "loss", "a parameter's gradient, median", "the worst")
+        yield markdown_table([heading, *compared], (0, 2, 3, 4))
     if lost := missing(records):
         yield markdown_table([["not measured", "", "why"], *lost])
 

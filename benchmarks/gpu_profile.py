@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import torch
-
 KINDS = (  # of kernels, by parts of their names; the first that fits: attention's are made of CUTLASS too
     ("communication", ("nccl",)),
     ("attention", ("flash", "fmha", "sdpa", "attend", "draw")),
@@ -36,7 +34,7 @@ def kernels_of(events: Any) -> list[Kernel]:
 
     Annotations, such as of a compiled graph or of the optimizer, span kernels that are there themselves.
     """
-    on_device = (event for event in events if event.device_type == torch.autograd.DeviceType.CUDA)
+    on_device = (event for event in events if event.device_type.name == "CUDA")
     kernels = (
         Kernel(event.self_device_time_total / 1e3, event.count, event.key)
         for event in on_device

@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ def main() -> None:
     torch.set_num_threads(1)
     directory = ShardDirectory(arguments.shards)
 
-    def batches(unit: str, directories: int = 1) -> Callable[[np.ndarray], int]:
+    def batches(unit: Literal["token", "word", "span"], directories: int = 1) -> Callable[[np.ndarray], int]:
         stream = SampleStream(
             [directory] * directories, "train", arguments.sequence_length, seed=1, max_predictions=80,
             masking=MaskingConfig(unit=unit), data=DataConfig(),

@@ -173,12 +173,12 @@ def job(*arguments: object) -> dict[str, Any]:
 
 def sentences_of(books: Path) -> list[str]:
     """The sentences that the job finds in books."""
+    from preprocessing.sources import Document
     from preprocessing.sources.books import read
     from preprocessing.text import clean, split_lines
 
-    texts = [
-        read_item.text for path in sorted(books.iterdir()) for read_item in read(io.BytesIO(path.read_bytes()), "")
-    ]
+    items = [item for path in sorted(books.iterdir()) for item in read(io.BytesIO(path.read_bytes()), "")]
+    texts = [item.text for item in items if isinstance(item, Document)]
     return [sentence for text in texts for line in split_lines(clean(text), "en") for sentence in line]
 
 

@@ -32,6 +32,7 @@ from preprocessing.schema import MANIFEST, TOKENIZER, ShardDirectory
 from trainer.corpus import open_corpus
 from trainer.data import DataConfig, SampleStream
 from trainer.masking import MaskingConfig
+from trainer.world import World
 
 _Found = TypeVar("_Found")
 BATCH = 32
@@ -124,7 +125,7 @@ def compare(shards: str, temperature: str) -> str:
     prepared(shards, temperature)
     corpus = open_corpus([shards])
     began, used = time.perf_counter(), time.process_time()
-    corpus.verify(0, 1, lambda numbers: numbers)
+    corpus.verify(World(0, 1, torch.device("cpu")))
     seconds, processor = time.perf_counter() - began, time.process_time() - used
     return f"{seconds:.1f} s, {processor:.1f} s of CPU"
 

@@ -51,8 +51,9 @@ def main() -> None:
 
 def train(shards: Path, folder: Path, cores: Sequence[int], busy: bool) -> str:
     """A training of two ranks, with somebody else on the second core or without; returns the first rank's log."""
-    command = ["trainer/pretrain.py", "--config", "trainer/recipes/demo.toml", "--shards", shards, "--output"]
-    command += [folder / "run", f"train.max_steps={STEPS}", "log.validate_every=0", "tracking.enabled=false"]
+    options = ["--config", "trainer/recipes/demo.toml", "--shards", shards, "--output", folder / "run"]
+    command = ["trainer/pretrain.py", *map(str, options), f"train.max_steps={STEPS}", "log.validate_every=0",
+               "tracking.enabled=false"]  # fmt: skip
     launched = ["WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={free_port()}", "OMP_NUM_THREADS=1"]
     ranks = {
         f"rank{rank}": ["env", *launched, f"RANK={rank}", f"LOCAL_RANK={rank}", *pinned(core, *command)]
@@ -66,9 +67,9 @@ def train(shards: Path, folder: Path, cores: Sequence[int], busy: bool) -> str:
     return (folder / "rank0.log").read_text(encoding="utf-8")
 
 
-def pinned(core: int, *arguments: object) -> list[object]:
+def pinned(core: int, *arguments: object) -> list[str]:
     """Python with one core."""
-    return ["taskset", "--cpu-list", str(core), sys.executable, *arguments]
+    return ["taskset", "--cpu-list", str(core), sys.executable, *map(str, arguments)]
 
 
 if __name__ == "__main__":

@@ -95,7 +95,8 @@ def predict(model: Any, samples: Sequence[Sample], kind: Kind) -> list[np.ndarra
 
 def _of_sample(kind: Kind, sample: Sample, row: np.ndarray) -> np.ndarray:
     if isinstance(kind, Tags):
-        return row[: sample.size][np.array(sample.targets) != EMPTY_SLOT]
+        tagged: np.ndarray = row[: sample.size][np.array(sample.targets) != EMPTY_SLOT]
+        return tagged
     return row[: sample.size] if isinstance(kind, Questions) else row
 
 

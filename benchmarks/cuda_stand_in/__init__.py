@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 
     def since(self, before: Counts) -> Counts:
         """What came after ``before``."""
-        return Counts(*(now - then for now, then in zip(self, before, strict=True)))
+        return Counts(self.launches - before.launches, self.waits - before.waits, self.idle - before.idle)
 
 
 def why_not() -> str:

@@ -7,6 +7,8 @@ import faulthandler
 import json
 import math
 import os
+import pkgutil
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from unittest import mock
 import pytest
 
 from common import GPU_LOST, Parts, missing, run_programs, seconds_since_start
+from tests.conftest import ROOT
 from tests.ranks import is_there
 
 ENDLESS = """
@@ -87,3 +90,12 @@ def test_a_part_that_ends_the_process_is_named_and_left_out_by_the_next_one(
         records = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["parts"]
         assert {record["name"]: record["found"] for record in records if "found" in record} == found
         assert str(["row", "breaks", why]) in (tmp_path / "found.md").read_text(encoding="utf-8")
+
+
+def test_what_benchmarks_name_in_strings_is_there():
+    """Functions that they replace and programs that they start, which a type checker does not see."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r'"((?:preprocessing|trainer|eval)\.\w[\w.]*)"', text)}
+    assert len(named) >= 8
+    for name in named:
+        pkgutil.resolve_name(name)

@@ -9,16 +9,19 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
 
 
-def _change_engine(module):
+def _change_engine(module: Any) -> None:
     module.Engine._check_layout = lambda *_: None
 
 
-def _change_world(module):
+def _change_world(module: Any) -> None:
     add = module.World.sum
 
-    def add_and_know(self, values):
+    def add_and_know(self: Any, values: Sequence[float]) -> list[float]:
         add(self, values)
         return [float(value) for value in values]
 
@@ -26,7 +29,7 @@ def _change_world(module):
     module.World.gather = lambda _, value: [value]
 
 
-def _change_attention(module):
+def _change_attention(module: Any) -> None:
     module._IMPLEMENTATIONS["reference"] = module._IMPLEMENTATIONS["sdpa"]
 
 
@@ -38,14 +41,14 @@ _CHANGES = {
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, *_):
+    def find_spec(self, name: str, *_: Any) -> Any:
         change = _CHANGES.pop(name, None)
         if not change:
             return None
-        spec = importlib.util.find_spec(name)
+        spec: Any = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
 
-        def execute_and_change(module):
+        def execute_and_change(module: ModuleType) -> None:
             execute(module)
             change(module)
 
