@@ -45,6 +45,8 @@ class World:
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in the order of ranks, on all of them."""
+        if self.size == 1:
+            return [value]
         values = [None] * self.size
         torch.distributed.all_gather_object(values, value)
         return values

@@ -5,7 +5,7 @@ import torch
 
 from tests.ranks import run_ranks
 from tests.trainer.rank_tasks import sum_while_the_device_computes, what_ranks_tell_each_other
-from trainer.world import has_joined
+from trainer.world import World, has_joined
 
 
 def test_all_ranks_hear_sums_in_float64_and_what_each_has_to_say():
@@ -17,6 +17,11 @@ def test_all_ranks_hear_sums_in_float64_and_what_each_has_to_say():
 def test_a_rank_is_in_the_group_until_it_leaves():
     assert not has_joined()
     assert [is_in for *_, is_in in run_ranks(1, what_ranks_tell_each_other, None)] == [[True, False]]
+
+
+def test_a_rank_that_is_alone_needs_no_group():
+    world = World(0, 1, torch.device("cpu"))
+    assert (world.sum([2, 0.5]), world.gather("alone")) == ([2.0, 0.5], ["alone"])
 
 
 @pytest.mark.gpu
