@@ -1099,8 +1099,18 @@ def test_on_kubernetes_a_run_that_pods_can_write_into_is_left_as_it_is(here, pod
     assert run.stat().st_mode & 0o7777 == mode
 
 
+@pytest.fixture
+def usual_umask():
+    """Others may enter what is made."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.mark.parametrize(("mode", "closed"), [(0o700, True), (0o750, True), (0o711, False)])
-def test_on_kubernetes_folders_that_pods_may_not_enter_are_warned_of(here, pods, monkeypatch, capsys, mode, closed):
+def test_on_kubernetes_folders_that_pods_may_not_enter_are_warned_of(
+    usual_umask, here, pods, monkeypatch, capsys, mode, closed
+):
     """As homes are: a Pod would not come as far as its code."""
     monkeypatch.setattr("cluster.k8s.launch.POD_USER", os.getuid() + 1)
     monkeypatch.setattr("cluster.k8s.launch.POD_GROUP", os.getgid() + 1)
