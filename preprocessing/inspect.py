@@ -60,7 +60,7 @@ def describe(manifest: Manifest) -> Iterator[str]:
     passed_over = list(_passed_over(statistics["sources"]))
     if passed_over:
         yield _table([["passed over", "reason", "number"], *passed_over])
-    yield _table(_by_length(statistics["pairs"]))
+    yield _table(_by_length(manifest))
     yield _table(_by_split(manifest))
 
 
@@ -111,12 +111,13 @@ def _passed_over(sources: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
                 yield [name, f"repeated {what}", f"{count:,}"]
 
 
-def _by_length(pairs: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
+def _by_length(manifest: Manifest) -> Iterator[list[str]]:
     yield ["pairs of", "split", "pairs", "B is next", "tokens in no pair"]
-    for length, splits in sorted(pairs.items(), key=lambda item: int(item[0])):
+    for length, splits in sorted(manifest.statistics["pairs"].items(), key=lambda item: int(item[0])):
         for split, counts in splits.items():
+            is_next = f"{counts['is_next_rate']:.1%}" if manifest.next_sentence else "no B"
             unreached = f"{counts['unreached_tokens']:,}" if "unreached_tokens" in counts else "?"  # of earlier shards
-            yield [length, split, f"{counts['pairs']:,}", f"{counts['is_next_rate']:.1%}", unreached]
+            yield [length, split, f"{counts['pairs']:,}", is_next, unreached]
 
 
 def _by_split(manifest: Manifest) -> Iterator[list[str]]:
@@ -248,8 +249,10 @@ def run(argv: Sequence[str]) -> None:
         ) from error
     _show(told)
     if found.sample:
-        tokenizer = load_tokenizer(shards.tokenizer)
-        _show("", *tell_pairs(sample(shards, found.sample, found.split or "train", found.seed or 0), tokenizer))
+        split: Split = found.split or "train"
+        pairs = sample(shards, found.sample, split, found.seed or 0)
+        told_pairs = list(tell_pairs(pairs, load_tokenizer(shards.tokenizer)))
+        _show("", *(told_pairs or [f"No pair of {split} to show: these shards have none."]))
     if found.histograms:
         with needs("preprocess"):
             from preprocessing.histograms import count_all, draw  # only here is matplotlib needed

@@ -102,12 +102,23 @@ def test_so_many_pairs_that_none_is_left_are_all_of_them_once(shards: Path) -> N
     assert Counter((*pair[:4], pair.a.tobytes(), pair.b.tobytes()) for pair in drawn) == everything
 
 
-def test_a_split_without_shards_has_no_pairs(shards: Path, tmp_path: Path) -> None:
+def test_a_split_without_shards_has_no_pairs_and_that_is_said(shards: Path, tmp_path: Path, said: Said) -> None:
     copy = shutil.copytree(shards, tmp_path / "copy")
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["shards"] = [entry for entry in manifest["shards"] if entry["split"] == "train"]
     (copy / "manifest.json").write_text(json.dumps(manifest))
     assert list(sample(ShardDirectory(copy), 5, "validation", seed=0)) == []
+    told = "\nNo pair of validation to show: these shards have none.\n"
+    assert said(copy, "--sample", 5, "--split", "validation").endswith(told)
+    assert told not in said(copy, "--sample", 5)
+
+
+def test_single_segments_have_no_share_of_true_nexts(books: Path, vocabulary_file: Path, tmp_path: Path) -> None:
+    arguments = ["--books", books / "*.txt", "--vocab", vocabulary_file, "--output", tmp_path / "shards", "--no-nsp",
+                 "--sequence-lengths", 32, "--duplicates", 1]  # fmt: skip
+    make_shards([str(argument) for argument in arguments])
+    told = "\n".join(describe(ShardDirectory(tmp_path / "shards").manifest))
+    assert [line.split("|")[4].strip() for line in told.split("\n") if line.startswith("| 32 ")] == ["no B", "no B"]
 
 
 def test_pairs_are_told_by_what_they_are(shards: Path) -> None:
