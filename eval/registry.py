@@ -165,6 +165,8 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
         raise UsageError(f"{run.path}: no such directory; give a run directory")
     found = read_evaluations(find_results([run.path]))
     ours = [evaluated for evaluated in found if evaluated.directory == run.path.resolve()]  # others' may lie among them
+    if not ours:
+        raise UsageError(f"{run.path}: no evaluation of its exports; give a run directory that has been evaluated")
     best, only_tried = best_evaluation(of_present_weights(ours)[0], task, metric)
     export = run.exports / best.export.name
     if not is_file(export / WEIGHTS):

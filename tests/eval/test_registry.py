@@ -385,6 +385,9 @@ def test_mistakes_end_with_one_line(run: RunDirectory, tmp_path: Path, capsys: p
     )
     assert main([str(tmp_path / "gone"), "--metric", "mrpc.f1"]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'gone'}: no such directory; give a run directory\n"
+    assert main([str(run.export(7)), "--metric", "mrpc.f1"]) == 2
+    told = f"error: {run.export(7)}: no evaluation of its exports; give a run directory that has been evaluated\n"
+    assert capsys.readouterr().err == told
     (tmp_path / "empty.txt").write_text("\n \n")
     assert "can't read" in refused("--metric", "mrpc.f1", "--corpus", str(tmp_path / "gone.txt"))
     assert "holds no words" in refused("--metric", "mrpc.f1", "--corpus", str(tmp_path / "empty.txt"))
