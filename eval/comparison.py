@@ -185,7 +185,17 @@ def side_by_side(exports: Sequence[MeasuredExport]) -> list[list[str]]:
         for name, several in on_data.items()
         for data, place in _told({data: places[data] for data in several}, directories).items()
     ]
-    return [["", *(parts[0].name for parts in counting)], *rows] if rows else []
+    return [["", *(_heading(parts[0], set(shared)) for parts in counting)], *rows] if rows else []
+
+
+def _heading(export: MeasuredExport, shown: Collection[tuple[str, str]]) -> str:
+    """The name of a column with some figures on some data: a trial of another task is none of these."""
+    tasks = [
+        task
+        for task, content in export.tasks.items()
+        if any((name, export.data[task]) in shown for name in shown_figures(task, content))
+    ]
+    return export.of(tasks).name
 
 
 def _told(places: Mapping[str, Place], directories: Mapping[Path, str]) -> dict[str, str]:

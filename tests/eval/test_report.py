@@ -894,6 +894,15 @@ def test_trials_stand_side_by_side_where_there_are_only_trials(run: Path, tmp_pa
     assert rows == {"rte accuracy": ["50.0000", "60.0000"], "wnli accuracy": ["49.0000", "59.0000"]}
 
 
+def test_a_trial_that_is_not_side_by_side_with_another_is_not_in_the_heading(run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "runs" / "other", steps=30)
+    write_evaluation(run, 20, mlm=INTRINSIC["mlm"])
+    write_evaluation(other, 30, mlm=INTRINSIC["mlm"])
+    with_limit(write_evaluation(other, 30, "trial", tickets=measured_on("mine", 60.0)), 40)
+    section = report_of(run, other).partition("## Side by side\n")[2].partition("\n#")[0]
+    assert rows_of(section)[""] == ["demo 20", "other 30"]
+
+
 def test_of_each_run_its_newest_export_that_has_a_figure(run: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "runs" / "other", steps=30)
     write_evaluation(run, 20, rte=learned("accuracy", {}, accuracy=55.0))
