@@ -284,6 +284,7 @@ class Experiment:
 
         Raises:
             UsageError: a point is missing, or all diverged.
+            UnavailableError: what is there can't be read now.
         """
         point, best = self._best()
         lacks = ["test predictions"] if self._tests and not self._is_tested(best) else []
@@ -296,6 +297,7 @@ class Experiment:
 
         Raises:
             UsageError: a point is missing, or all diverged.
+            UnavailableError: it can't be read now.
         """
         point, _ = self._best()
         return origin_of(self._model) not in (None, self._origin_of_model(point))
@@ -305,6 +307,7 @@ class Experiment:
 
         Raises:
             UsageError: a point is missing, or all diverged, or now the best one has.
+            UnavailableError: what is there can't be read now.
             OSError: what was lacking can't be written.
         """
         point, known = self._best()

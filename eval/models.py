@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from eval.heads import FineTunedBert, SpanHead
 from eval.inputs import Checkpoint
 from eval.kinds import Choices, Kind, Texts
+from eval.storage import reading
 from trainer.hugging_face import LINEAGE, rename_weights, settings_of, write_model
 from trainer.model import BertConfig
 
@@ -66,9 +67,15 @@ def lock_of(folder: Path) -> Path:
 
 
 def origin_of(folder: Path) -> dict[str, Any] | None:
-    """What the model in a folder was made of; None where there is none, or another program's."""
+    """What the model in a folder was made of; None where there is none, or another program's or user's.
+
+    Raises:
+        UnavailableError: it can't be told now.
+    """
+    file = folder / LINEAGE
     try:
-        told = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
+        with reading(file):
+            told = json.loads(file.read_text(encoding="utf-8"))
         origin: dict[str, Any] = told["fine_tuned"]["origin"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None

@@ -258,6 +258,28 @@ def test_the_best_model_is_kept_whoever_learned_it_and_whenever(
     assert len(learned) == 1
 
 
+def test_a_model_of_which_nobody_can_tell_whose_it_is_just_now_is_not_learned_again(
+    export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That may take hours, and it is the best point's own."""
+    write_mrpc(data)
+    out, keep = tmp_path / "out", (*THREE_POINTS, "--save-models")
+    assert run(export, data, out, "mrpc", *keep, quick=False) == 0
+    (weights, _), figures = model_of(out, "mrpc"), results_of(out)["tasks"]["mrpc"]
+    lineage, learned = out / "models" / "mrpc" / "lineage.json", learned_points(monkeypatch)
+    for options in (keep, THREE_POINTS):
+        with monkeypatch.context() as patch:
+            fail_at(patch, lineage)
+            capsys.readouterr()
+            assert run(export, data, out, "mrpc", *options, quick=False) == 1
+        told = f"failed: mrpc: {lineage}: can't be read now ({REASON}); give the same command again\n"
+        assert capsys.readouterr().err == told
+        assert results_of(out)["tasks"]["mrpc"] == figures
+    assert run(export, data, out, "mrpc", *keep, quick=False) == 0
+    assert learned == []
+    assert_equal(model_of(out, "mrpc")[0], weights)
+
+
 def test_damaged_predictions_of_another_task_cost_no_results(
     export: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
