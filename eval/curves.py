@@ -23,6 +23,7 @@ from preprocessing.figures import COLOURS, STYLE
 from trainer.metrics import LARGEST_LOSS, of_directory
 
 WINDOWS = 25  # a curve is smoothed over this part of its steps
+_ENDLESS = 1e9  # a loss of a run that diverged, beside which the others would be a line at 0
 _STRETCHES = 2000  # of a curve, each drawn by its extremes: there are more than a picture has columns
 _INCHES = (12, 8)
 _TOLD_APART = 2  # runs of which the legend has training and held out each
@@ -66,13 +67,20 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     """The centred running mean of values [n].
 
     The window shrinks on both sides at the beginning, where a loss falls steeply and a lopsided mean would be too low;
-    at the end only on the side that is missing, as a lone last value would say little.
+    at the end only on the side that is missing, as a lone last value would say little. What has a NaN in its window is
+    NaN.
     """
     places = np.arange(len(values))
     before = np.minimum(window // 2, places)
     after = np.minimum(before, places[::-1])
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    return np.asarray((sums[places + after + 1] - sums[places - before]) / (before + after + 1))
+
+    def sums(of: np.ndarray) -> np.ndarray:
+        running = np.concatenate([[0.0], np.cumsum(of)])
+        return np.asarray(running[places + after + 1] - running[places - before])
+
+    lacking = np.isnan(values)
+    means = sums(np.where(lacking, 0.0, values)) / (before + after + 1)
+    return np.where(sums(lacking) > 0, np.nan, means)
 
 
 def visible(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -149,6 +157,7 @@ def _draw_curve(axes: Any, history: History, metric: str, style: Mapping[str, An
     """Training faint as it is and strong as it is smoothed, validation as points; labels for a legend, or none."""
     training, held_out = labels or (None, None)
     steps, values = predicting(history.training, metric)
+    values = _with_gaps(values)
     axes.plot(*visible(steps, values), color=style["color"], alpha=0.2, linewidth=0.8)
     axes.plot(*visible(steps, smooth(values, len(values) // WINDOWS)), linewidth=1.8, label=training, **style)
     if len(history.validation["step"]):
@@ -159,15 +168,21 @@ def _draw_curve(axes: Any, history: History, metric: str, style: Mapping[str, An
             "markeredgewidth": 1.8,
             "linestyle": "none",
         }
-        points = visible(history.validation["step"], history.validation[metric])
+        points = visible(history.validation["step"], _with_gaps(history.validation[metric]))
         axes.plot(*points, color=style["color"], zorder=3, label=held_out, **circles)
 
 
 def _draw_directories(axes: Any, history: History) -> None:
     """Held-out losses of single shard directories, as thin lines."""
     for name, colour in zip(history.directories, itertools.cycle(COLOURS[1:]), strict=False):
-        points = predicting(history.validation, of_directory("mlm_loss", name))
-        axes.plot(*visible(*points), color=colour, marker=".", linestyle=":", linewidth=1.2, label=f"held out, {name}")
+        steps, values = predicting(history.validation, of_directory("mlm_loss", name))
+        points = visible(steps, _with_gaps(values))
+        axes.plot(*points, color=colour, marker=".", linestyle=":", linewidth=1.2, label=f"held out, {name}")
+
+
+def _with_gaps(values: np.ndarray) -> np.ndarray:
+    """NaN, which is not drawn, for values without end."""
+    return np.where(np.abs(values) < _ENDLESS, values, np.nan)
 
 
 def _draw_baseline(axes: Any, value: float | None, label: str | None) -> None:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -377,6 +378,28 @@ def test_a_run_that_diverged_is_drawn(run: Path) -> None:
     lines[30] = json.dumps(json.loads(lines[30]) | {"mlm_loss": 70_000.0})
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     draw(read_histories([run])[0], Baselines(7.5, 0.5)).savefig(io.BytesIO())
+
+
+@pytest.mark.parametrize("loss", [math.inf, 1e308])
+def test_losses_without_end_are_told_and_leave_a_gap_in_their_curve(
+    run: Path, loss: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [metrics(step) | ({"mlm_loss": loss} if step in (30, 60) else {}) for step in range(1, 61)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    validations = [metrics(30), metrics(60) | {"mlm_loss": loss}]
+    validations = [line | {"mlm_loss/wiki": line["mlm_loss"], "perplexity/wiki": 1.0} for line in validations]
+    (run / "validation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in validations))
+    with warnings.catch_warnings(action="error"):
+        assert main([str(run)]) == 0
+    assert capsys.readouterr().err == ""
+    assert rows_of((run / "report" / "report.md").read_text())["held out: MLM loss"] == [f"{loss:.4f}"]
+    lines_of = draw(read_histories([run])[0], Baselines(None, None)).axes[0].lines
+    faint, smoothed, *held_out = (np.asarray(line.get_ydata()) for line in lines_of)
+    assert list(np.flatnonzero(np.isnan(faint)) + 1) == [30, 60]
+    assert list(np.flatnonzero(np.isnan(smoothed)) + 1) == [29, 30, 31, 59, 60]
+    assert smoothed[40] == pytest.approx(9 - 41 / 3)
+    for losses in held_out:  # in all, and of the one directory
+        np.testing.assert_array_equal(losses, [-1.0, math.nan])
 
 
 def test_curves_without_baselines(run: Path) -> None:
