@@ -728,6 +728,17 @@ def test_mistakes_end_with_one_line(
     assert error.count("\n") == 1
 
 
+def test_an_experiment_that_mlflow_refuses_is_a_mistake_and_not_to_be_tried_again(
+    run: RunDirectory, store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.config.write_text(CONFIG.replace('"tests"', f'"{"long" * 126}"'), encoding="utf-8")
+    assert main(["sync", str(run.path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {store}: ")
+    assert "exceeds the maximum length" in told
+    assert "try again" not in told
+
+
 def test_a_run_is_a_run_when_another_process_is_in_the_way(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
