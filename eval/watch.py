@@ -107,13 +107,23 @@ class Watch:
             words: {task.name for task in select(words)} for words in (self._tasks, self._final_tasks) if words
         }
         self._settled: dict[Path, tuple[Any, Any]] = {}  # folder -> stamps of its results and weights when it was so
+        self._unknown_outcome = ""  # the last look's
+
+    def outcome(self) -> Outcome | None:
+        """How the run ended; tells once of what stands there and doesn't say it, as the run may be gone on with."""
+        unknown = self._run.unknown_outcome
+        if unknown not in ("", self._unknown_outcome):
+            told = "%s: no outcome that is known here (%s), so the run counts as going on"
+            _log.warning(told, self._run.outcome_file, unknown)
+        self._unknown_outcome = unknown
+        return self._run.outcome
 
     def follow(self, poll: float) -> Outcome:
         """Evaluate until nothing more is to come; look every ``poll`` seconds. Returns how the run ended."""
         problem = ""  # the last look's
         while True:
             try:
-                outcome = self._run.outcome
+                outcome = self.outcome()
                 busy = self.evaluate(outcome.ending if outcome else None)
                 problem = ""
                 if outcome and outcome.ending in ("done", "failed") and not busy:
@@ -325,7 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.once:
             watch.evaluate(run.ending)
-        outcome = run.outcome if arguments.once else watch.follow(arguments.poll)
+        outcome = watch.outcome() if arguments.once else watch.follow(arguments.poll)
     except UnavailableError as error:
         tell_error(error)
         return exit_code(error)

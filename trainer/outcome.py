@@ -39,14 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     run: Path = parser.parse_args(argv).run
     try:
         run.stat()
-        outcome = RunDirectory(run).outcome
+        outcome, unknown = RunDirectory(run).outcome, RunDirectory(run).unknown_outcome
     except OSError as error:
         told = (
             unavailable(run, error.strerror) if is_passing(error) else f"{run}: not a run directory ({error.strerror})"
         )
         tell_error(told)
         return exit_code(error)
-    word, reason = outcome or ("crashed", "it left no word of how it ended")
+    lacking = f"its outcome is none that is known here: {unknown}" if unknown else "it left no word of how it ended"
+    word, reason = outcome or ("crashed", lacking)
     show(word)  # or not, as on a full disk: the exit code tells it too
     if reason:
         print(in_line(f"{run}: {reason}"), file=sys.stderr)

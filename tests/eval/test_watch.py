@@ -153,6 +153,27 @@ def test_exports_are_evaluated_as_they_appear(
     assert evaluated == names
 
 
+def test_an_outcome_that_is_no_known_word_is_told_once_and_the_run_counts_as_going_on(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a newer version, whose words nobody knows here; a start of the run takes it away."""
+    newer, told = "paused: until Monday", f"{run.outcome_file}: no outcome that is known here (%s), "
+    events = [
+        lambda: run.outcome_file.write_text(f"{newer}\n"),
+        lambda: add_export(run, 11),
+        lambda: run.set_outcome(None),
+        done(run),
+    ]
+    assert follow("--final-tasks", "fill_mask", events=events) == 0
+    assert evaluated == ["step-000007", "step-000009", "step-000011", "step-000011-final"]
+    assert [message for message in caplog.messages if "known here" in message] == [
+        f"{told % newer}so the run counts as going on"
+    ]
+    run.outcome_file.write_text("d\0ne\n")
+    assert follow("--once") == 0
+    assert told % r"d\x00ne" in caplog.messages[-1]
+
+
 def test_what_a_run_leaves_while_it_is_evaluated_and_ends_is_evaluated_too(
     run: RunDirectory, follow: Callable[..., int], evaluated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

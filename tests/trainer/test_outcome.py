@@ -42,11 +42,16 @@ def test_the_exit_code_is_the_same_where_the_word_finds_no_room(tmp_path):
     assert (done.returncode, done.stderr) == (10, "")
 
 
-@pytest.mark.parametrize("text", ["", "fine\n", "don"])
-def test_half_a_word_is_no_word(tmp_path, text):
+@pytest.mark.parametrize(("text", "told"), [
+    ("", "it left no word of how it ended"),
+    ("fine\n", "its outcome is none that is known here: fine"),
+    ("don", "its outcome is none that is known here: don"),
+])  # fmt: skip
+def test_half_a_word_is_no_word(tmp_path, capsys, text, told):
     """The node was lost while it was written."""
     (tmp_path / "outcome").write_text(text)
     assert outcome.main([str(tmp_path)]) == 12
+    assert capsys.readouterr() == ("crashed\n", f"{tmp_path}: {told}\n")
 
 
 def test_a_folder_that_is_not_there_is_a_mistake_and_no_reason_to_start_again(tmp_path, capsys):
