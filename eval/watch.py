@@ -15,6 +15,7 @@ has failed; a run that was stopped to go on later is waited for.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import shutil
@@ -48,6 +49,7 @@ with needs("eval"):
     from eval.tasks.intrinsic import Intrinsic
     from preprocessing.command_line import OneLineParser
     from preprocessing.interruption import end_when_interrupted
+    from preprocessing.schema import ShardDirectory, ShardError
     from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.terminal import in_line, tell_error
     from trainer.hugging_face import WEIGHTS
@@ -385,7 +387,7 @@ def _check(run: RunDirectory, wanted: Sequence[Task], options: Sequence[str], on
 
     Raises:
         UsageError: no run that could be waited for, one that can't be written to, a folder that is missing or not
-            there, or an option that is the watch's own; argparse ends the program for other words.
+            there, damaged shards, or an option that is the watch's own; argparse ends the program for other words.
     """
     job = Job(run.path.resolve(), tuple(task.name for task in wanted), run.path)
     parsed = parse_evaluation([*evaluation_words(job), *options], "python -m eval.watch")
@@ -401,9 +403,24 @@ def _check(run: RunDirectory, wanted: Sequence[Task], options: Sequence[str], on
             raise UsageError(f"{folder}: no such directory")
     check_source([task for task in wanted if isinstance(task, FineTuned)], parsed)
     for task in wanted:
-        if isinstance(task, Intrinsic) and task.needs_shards and not parsed.shards:
-            raise UsageError(f"{task.name} reads held-out samples; give the folder of their shards with --shards")
+        if isinstance(task, Intrinsic) and task.needs_shards:
+            if not parsed.shards:
+                raise UsageError(f"{task.name} reads held-out samples; give the folder of their shards with --shards")
+            _check_shards(parsed.shards)
     return parsed
+
+
+def _check_shards(folder: Path) -> None:
+    """See that results can be compared by the shards that are asked for; those that can't be read now may be later.
+
+    Raises:
+        UsageError: they are damaged, not complete, or not for this user to read.
+    """
+    with contextlib.suppress(UnavailableError):
+        try:
+            ShardDirectory(folder)
+        except ShardError as error:
+            raise UsageError(str(error)) from error
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -857,6 +857,30 @@ def test_results_are_not_taken_for_what_is_asked_while_that_can_not_be_read(
     assert evaluated == ["step-000007", "step-000009"]
 
 
+@pytest.mark.parametrize(
+    ("manifest", "reason"), [("{", "not a shard manifest ("), (None, "no manifest.json, so its shards")]
+)
+def test_shards_that_are_damaged_or_not_complete_are_told_at_once(
+    run: RunDirectory, evaluated: list[str], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    manifest: str | None, reason: str,
+) -> None:  # fmt: skip
+    """No results could be compared by them, and what is settled stays so; who reads none may have such."""
+    damaged = tmp_path / "shards"
+    shutil.copytree(shards, damaged)
+    if manifest is None:
+        (damaged / "manifest.json").unlink()
+    else:
+        (damaged / "manifest.json").write_text(manifest)
+    words = (str(run.path), "--tasks", "fill_mask", "--shards", str(damaged), *OPTIONS)
+    assert main([*words, "--final-tasks", "nsp"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {damaged}")
+    assert reason in error
+    assert error.count("\n") == 1
+    assert evaluated == []
+    assert main([*words, "--once"]) == 0
+
+
 @pytest.mark.parametrize("name", ["MRPC/train.tsv", "sentences.txt"])
 def test_what_is_evaluated_on_and_can_not_be_read_for_a_moment_is_told_at_once(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
