@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from eval import run as evaluation
+from eval.paired import holm
 from eval.parts import read_dev
 from eval.significance import _p, main
 from eval.tasks.finetuned import FineTuned
@@ -84,7 +85,9 @@ def copies(evaluated: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
 
 def compared(capsys: pytest.CaptureFixture[str], *words: object) -> dict:
     assert main([*map(str, words), *FEW, "--json"]) == 0
-    found: dict = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    assert not captured.err
+    found: dict = json.loads(captured.out)
     return found
 
 
@@ -93,6 +96,12 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     captured = capsys.readouterr()
     assert not captured.out
     return captured.err
+
+
+def change_results(folder: Path, edit: Callable[[dict], object]) -> None:
+    results = json.loads((folder / "results.json").read_text())
+    edit(results)
+    (folder / "results.json").write_text(json.dumps(results))
 
 
 def change(path: Path, edit: Callable[[str], str]) -> None:
@@ -114,6 +123,7 @@ def test_every_metric_of_all_tasks_is_compared_and_its_figures_are_those_of_the_
         assert row["low"] <= row["high"]
         assert 0 < row["p"] <= row["p_of_all"] <= 1
         assert list(row["seeds"].values()) == [of["details"]["seeds"][row["metric"]] for of in known]
+    assert [row["p_of_all"] for row in found["rows"]] == holm([row["p"] for row in found["rows"]])
     assert {row["test"] for row in found["rows"] if row["metric"].endswith("accuracy")} == {"McNemar"}
     assert found == compared(capsys, *(folder / "results.json" for folder in evaluated)), "as eval.run names them"
     largest = compared(capsys, *evaluated, "--tasks", "mrpc", "--seed", (1 << 64) - 1)
@@ -123,9 +133,9 @@ def test_every_metric_of_all_tasks_is_compared_and_its_figures_are_those_of_the_
 def test_the_table_has_a_row_for_each_and_says_what_it_can_not_tell(
     copies: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = json.loads((copies[1] / "results.json").read_text())
-    results["tasks"]["mrpc"]["details"]["seeds"]["f1"] = [60.0]  # which has no spread
-    (copies[1] / "results.json").write_text(json.dumps(results))
+    change_results(copies[1], lambda of: of["tasks"]["mrpc"]["details"]["seeds"].update(f1=[60.0]))  # without a spread
+    for folder in copies:  # nor do these vary
+        change_results(folder, lambda of: of["tasks"]["stsb"]["details"]["seeds"].update(pearson=[50.0, 50.0]))
     found = compared(capsys, *copies, "--tasks", "stsb,mrpc")["rows"]
     named = copies[1].rename(copies[1].with_name("b\x1b[31m"))
     assert main([str(copies[0]), str(named), "--tasks", "stsb,mrpc", *FEW]) == 0
@@ -135,6 +145,8 @@ def test_the_table_has_a_row_for_each_and_says_what_it_can_not_tell(
     names = [["stsb", "pearson"], ["stsb", "spearman"], ["mrpc", "accuracy"], ["mrpc", "f1"]]
     of_examples, of_seeds = ([row for row in rows if len(row) == n and row[:2] in names] for n in (10, 6))
     assert ([row[:2] for row in of_examples], [row[:2] for row in of_seeds]) == (names, names[:3])
+    assert rows[0] == ["task", "metric", "A", "B", "B - A", "interval", "p", "p of all", "units", "test"]
+    assert of_seeds[0][2:] == ["50.00, 2", "50.00, 2", "+0.00", ""]
     for row, of in zip(of_examples, found, strict=True):
         interval = f"{of['low']:+.2f} to {of['high']:+.2f}"
         assert row[2:6] == [f"{of['a']:.2f}", f"{of['b']:.2f}", f"{of['b'] - of['a']:+.2f}", interval]
@@ -173,23 +185,62 @@ def test_a_task_of_the_user_s_own_is_compared_where_its_file_is_given(
     assert "mrpc was not evaluated there" in refused(capsys, *folders, "--tasks", f"{file},mrpc")
 
 
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        (["films"], "films is in both and left out; name the file by --tasks films.toml"),
+        (["films", "b\x1b"], r"films, b\x1b are in both and left out; name the files by --tasks films.toml,b\x1b.toml"),
+    ],
+)
 def test_a_task_of_the_user_s_own_that_is_left_out_is_told(
-    copies: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    copies: tuple[Path, Path], capsys: pytest.CaptureFixture[str], own: list[str], told: str
 ) -> None:
-    """Where only results have its name, and so its file is not known."""
+    """Where only results have its name, and so its file is not known; of what no model learns there is no file."""
     for folder, name in zip(copies, ("only_here", "only_there"), strict=True):
         results = json.loads((folder / "results.json").read_text())
         mrpc = results["tasks"]["mrpc"]
-        results["tasks"] = {"films": mrpc, name: mrpc, "mrpc": mrpc, "stsb": results["tasks"]["stsb"]}
+        others = {"mlm": {**mrpc, "details": {"samples": 9}}, **dict.fromkeys([*own, name], mrpc)}
+        results["tasks"] = {**others, "mrpc": mrpc, "stsb": results["tasks"]["stsb"]}
         (folder / "results.json").write_text(json.dumps(results))
     assert main([*map(str, copies), *FEW, "--json"]) == 0
-    told = capsys.readouterr()
-    assert {row["task"] for row in json.loads(told.out)["rows"]} == {"mrpc", "stsb"}
-    assert told.err == "note: films is in both and left out; name the file by --tasks films.toml,mrpc,stsb\n"
+    captured = capsys.readouterr()
+    assert {row["task"] for row in json.loads(captured.out)["rows"]} == {"mrpc", "stsb"}
+    assert captured.err == f"note: {told},mrpc,stsb\n"
     error = "error: films: a task of your own, which its file describes; name that by --tasks films.toml,mrpc\n"
     assert refused(capsys, *copies, "--tasks", "films,mrpc") == error
     assert main([*map(str, copies), *FEW, "--tasks", "mrpc"]) == 0
     assert not capsys.readouterr().err, "what is not asked for is not left out"
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_what_one_alone_was_evaluated_on_is_not_compared(
+    copies: tuple[Path, Path], capsys: pytest.CaptureFixture[str], lacking: int
+) -> None:
+    for task in TASKS.split(",")[2:]:
+        change_results(copies[lacking], lambda of, task=task: of["tasks"].pop(task))
+    change_results(copies[1 - lacking], lambda of: of["tasks"].pop("mrpc"))
+    assert {row["task"] for row in compared(capsys, *copies)["rows"]} == {"stsb"}
+
+
+def test_results_without_figures_of_seeds_are_compared_by_their_examples(
+    copies: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As an earlier version has left them."""
+    change_results(copies[0], lambda of: of["tasks"]["mrpc"]["details"].pop("seeds"))
+    change_results(copies[1], lambda of: of["tasks"]["mrpc"]["details"]["seeds"].pop("f1"))
+    accuracy, f1 = compared(capsys, *copies, "--tasks", "mrpc")["rows"]
+    assert (accuracy["seeds"]["a"], f1["seeds"]) == ([], {"a": [], "b": []})
+    assert (accuracy["p_of_seeds"], f1["p_of_seeds"]) == (None, None)
+
+
+def test_a_folder_is_that_of_an_evaluation_whatever_its_name_and_a_file_none_but_its_results(
+    copies: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = compared(capsys, *copies, "--tasks", "mrpc")["rows"]
+    named = copies[1].rename(tmp_path / "results.json")
+    assert compared(capsys, copies[0], named, "--tasks", "mrpc")["rows"] == found
+    copy = Path(shutil.copy(named / "results.json", named / "copy.json"))
+    assert f"{copy}/results.json: can't read the results" in refused(capsys, copies[0], copy)
 
 
 def test_other_places_of_the_data_set_may_be_given(
@@ -253,6 +304,11 @@ def test_what_does_not_compare_is_told_in_a_line(
     accuracy = results["tasks"]["mrpc"]["metrics"].pop("accuracy")
     (b / "results.json").write_text(json.dumps(results))
     assert "on this data set, and its results say none; give --data" in refused(capsys, a, b, "--tasks", "mrpc")
+    for other in (1.0, -1.0):
+        figure = accuracy["value"] + other
+        results["tasks"]["mrpc"]["metrics"]["accuracy"] = {**accuracy, "value": figure}
+        (b / "results.json").write_text(json.dumps(results))
+        assert f"on this data set, and its results say {figure:.4f}; " in refused(capsys, a, b, "--tasks", "mrpc")
     results["tasks"]["mrpc"]["metrics"]["accuracy"] = accuracy
     results["data"]["limit"] = 5
     (b / "results.json").write_text(json.dumps(results))
@@ -276,7 +332,7 @@ def test_what_does_not_compare_is_told_in_a_line(
     assert "does not say where its data lie; give --data" in refused(capsys, a, b)
     results["tasks"] = {}
     (b / "results.json").write_text(json.dumps(results))
-    assert "no task in common" in refused(capsys, a, b)
+    assert refused(capsys, a, b) == f"error: {a} and {b} have no task in common that a model learns\n"
 
 
 def test_one_example_tells_nothing(
