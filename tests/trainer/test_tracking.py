@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import OperationalError
 
 from preprocessing.locks import wait_and_lock
+from tests.conftest import ROOT
 from tests.failing import fail_at, fail_on
 from tests.limits import room_for
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
@@ -456,7 +458,9 @@ def set_every(run: RunDirectory, every: int) -> None:
     run.config.write_text(CONFIG + f"every = {every}\n")  # of [tracking], which comes last
 
 
-def test_a_training_is_followed(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_is_followed(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
     with Tracker(run, "tests", system_metrics=False):
         wait_for(lambda: json.loads(run.tracking.read_text())["steps"].get("validation.jsonl") == 3)
@@ -466,6 +470,7 @@ def test_a_training_is_followed(run: RunDirectory, store: str, monkeypatch: pyte
     found = only_run(store)
     assert found.info.status == "FINISHED"
     assert_complete(run, store, found.info.run_id)
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 def test_how_a_training_ended_that_can_not_be_read_for_a_moment_is_carried_over_by_a_sync(
@@ -577,6 +582,30 @@ def test_a_training_goes_on_where_it_can_not_be_written_down_where_it_is_tracked
     with Tracker(run, "tests", system_metrics=False):
         pass
     assert "Is a directory" in caplog.messages[0]
+
+
+def test_a_training_is_tracked_though_that_can_not_be_written_down_at_its_start(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        fail_on(patch, os, "stat", run.tracking, errno.ESTALE)
+        tracker = Tracker(run, "tests", system_metrics=False)
+    tracker.__exit__()
+    assert_complete(run, store, only_run(store).info.run_id)
+
+
+def test_a_process_ends_though_its_tracker_waits_for_a_server_that_says_nothing(run: RunDirectory) -> None:
+    program = (
+        "import sys; from pathlib import Path; from trainer.run_directory import RunDirectory\n"
+        "from trainer.tracking import Tracker, tracker; tracker._INTERVAL = 0\n"
+        "with Tracker(RunDirectory(Path(sys.argv[1])), 'tests', False, patience=1): pass\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        environment = {**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600"}
+        command = [sys.executable, "-c", program, str(run.path)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, "MLflow has not received everything" in done.stderr) == (0, True)
 
 
 def test_a_server_that_says_nothing_stalls_nothing(

@@ -31,6 +31,7 @@ class Tracker:
             patience: seconds that a finished training waits for the rest to be carried over.
         """
         self._run = run
+        self._experiment = experiment
         self._patience = patience
         self._system_metrics = system_metrics
         self._done = threading.Event()
@@ -38,10 +39,9 @@ class Tracker:
         self._finished = False
         self._lost = False
         self._problem = ""  # the last try's
-        try:
-            prepare(run, experiment)
-        except OSError as error:  # as sync will tell
-            _log.warning("MLflow: %s", first_line(error))
+        self._prepared = False
+        with contextlib.suppress(OSError):  # a try to sync does it again, and tells
+            self._prepare()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._thread.start()
 
@@ -60,6 +60,11 @@ class Tracker:
                 self._run.path,
             )
 
+    def _prepare(self) -> None:
+        if not self._prepared:
+            prepare(self._run, self._experiment)
+            self._prepared = True
+
     def _work(self) -> None:
         monitor = None
         told = False  # MLflow, that the training goes on
@@ -77,6 +82,7 @@ class Tracker:
     def _try_sync(self, status: Status | None) -> str | None:
         run_id, problem = None, ""
         try:
+            self._prepare()
             run_id = sync(self._run, status)
         except LostRunError as error:
             self._lost = True
