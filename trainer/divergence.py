@@ -98,7 +98,7 @@ class Divergence:
 def check_not_diverged(run: RunDirectory, recipe: Recipe, step: int) -> None:
     """See that a run has not ended as diverged after the step that it would go on from; what ended it comes again.
 
-    A run that is done stays so, and where a phase ends, the next one judges whether its losses compare.
+    A run that is done stays so, and where a phase begins, as at step 0, it judges whether its losses compare.
 
     Args:
         run: the run.
@@ -110,7 +110,7 @@ def check_not_diverged(run: RunDirectory, recipe: Recipe, step: int) -> None:
         DivergedError: it has.
     """
     begins = {begin for begin, _, _ in recipe.phase_ranges() if begin < recipe.last_step}
-    if not step or step in begins or run.ending == "done":
+    if step in begins or run.ending == "done":
         return
     divergence = Divergence(recipe, run)
     divergence.trend = read_run_state(run.checkpoint(step)).trend

@@ -94,11 +94,19 @@ def test_the_losses_of_a_phase_are_judged_by_those_before_where_they_are_on_the_
         ] * (is_told and not is_judged_by_the_first)
 
 
-def test_weights_that_each_phase_has_of_its_own_are_compared_with_those_of_all(recipe, tmp_path):
-    divergence = of_run(in_phases(recipe, tmp_path, {"weights": "[0.5]"}), tmp_path, "data.weights=[0.5]")
+@pytest.mark.parametrize(("phases", "are_the_same"), [
+    ([{}], True),
+    ([{"weights": "[0.5]"}], True),
+    ([{"weights": "[0.5]"}, {}], True),
+    ([{"weights": "[1]"}], False),
+    ([{"weights": "[1]"}, {}], False),
+    ([{"weights": "[1]"}, {"weights": "[1]"}], True),
+])  # fmt: skip
+def test_weights_that_each_phase_has_of_its_own_are_compared_with_those_of_all(recipe, tmp_path, phases, are_the_same):
+    divergence = of_run(in_phases(recipe, tmp_path, *phases), tmp_path, "data.weights=[0.5]")
     divergence.trend = trend = LossTrend(mean=2.0, lowest=2.0, good_step=5)
-    divergence.enter(8, divergence.recipe.phases[1])
-    assert divergence.trend == trend
+    divergence.enter(8 * len(phases), divergence.recipe.phases[-1])
+    assert divergence.trend == (trend if are_the_same else trend.begin_anew())
 
 
 def test_losses_are_judged_by_those_of_the_phase_before_and_not_by_an_earlier_one_s(recipe, tmp_path):
@@ -118,11 +126,11 @@ def test_of_a_rise_before_a_phase_nothing_is_told_where_a_run_may_diverge(recipe
     assert not caplog.messages
 
 
-def diverged_at(step, path):
+def diverged_at(step, path, good_step=4):
     """A run with a checkpoint of a step that was trained after its loss had risen."""
-    run = RunDirectory(path)
+    run, trend = RunDirectory(path), LossTrend(mean=4.5, lowest=2.0, good_step=good_step)
     begin_checkpoint(run, step)
-    commit_checkpoint(run, RunState(step, 8 * step, 1, 1, "m", "c", trend=LossTrend(mean=4.5, lowest=2.0, good_step=4)))
+    commit_checkpoint(run, RunState(step, 8 * step, 1, 1, "m", "c", trend=trend))
     return run
 
 
@@ -151,12 +159,29 @@ def test_a_run_that_has_diverged_by_the_end_that_it_was_given_is_told_so_though_
         check_not_diverged(run, load_recipe(phases, ["train.max_steps=8"]), 8)
 
 
+def test_a_run_that_has_diverged_in_a_later_phase_is_told_which_samples_of_that_to_skip(recipe, tmp_path):
+    run = diverged_at(14, tmp_path, good_step=12)
+    run.checkpoint(10).mkdir()
+    phases = load_recipe(in_phases(recipe, tmp_path, {"sequence_length": 16}, {}))
+    with pytest.raises(DivergedError, match=r"write step-000010 into .* and give data\.skip=\[\[16,48\]\], which"):
+        check_not_diverged(run, phases, 14)
+
+
 def test_the_loss_of_the_masked_words_counts_where_there_is_one(recipe, tmp_path):
     divergence = of_run(recipe, tmp_path)
+    divergence.enter(0, divergence.recipe.phases[0])
     divergence.follow(1, {"loss": 9.0})
     assert divergence.trend is None
+    assert not divergence.is_seen
     divergence.follow(2, {"loss": 9.0, "mlm_loss": 8.0})
     assert divergence.trend.mean == 8.0
+
+
+def test_a_limit_of_less_than_a_nat_is_one(recipe, tmp_path):
+    divergence = of_run(recipe, tmp_path, "train.divergence=0.5")
+    for rise, is_seen in ((0.4, False), (0.6, True)):
+        divergence.trend = LossTrend(mean=2.0 + rise, lowest=2.0, good_step=5)
+        assert divergence.is_seen == is_seen
 
 
 def test_a_run_that_may_diverge_keeps_no_trend(recipe, tmp_path):
