@@ -126,7 +126,7 @@ class Session:
         while step < end and not stopped:
             self._watch()
             laps = Laps(_HOST)
-            batches, totals = self._take(loader, engine, laps, step if step > first else 0)
+            batches, totals = self._take(loader, engine, laps, step)
             placed = [(steps.micro_batch_index(i), batch) for i, batch in enumerate(batches)]
             try:
                 rate = self.recipe.learning_rate(step)
@@ -207,11 +207,10 @@ class Session:
                 f"it goes on after step {self.saver.last}"
             )
 
-    def _take(self, loader: StepReader, engine: Engine, laps: Laps, trained: int) -> tuple[list[Batch], GlobalCounts]:
-        """This rank's micro-batches of the next step, and what the ranks agree on before it.
+    def _take(self, loader: StepReader, engine: Engine, laps: Laps, step: int) -> tuple[list[Batch], GlobalCounts]:
+        """This rank's micro-batches of the step after ``step``, and what the ranks agree on before it.
 
-        Where a rank can't read its own, all of them save what they have trained, up to step ``trained`` (0: nothing
-        new), and raise what that rank says of it.
+        Where a rank can't read its own, all of them save what they have trained, and raise what that rank says of it.
         """
         error: _Unreadable | None = None
         batches: list[Batch] = []
@@ -224,8 +223,8 @@ class Session:
         laps.lap("compute_seconds")
         if totals.unreadable:
             self.saver.finish()
-            if trained and self.saver.last != trained:  # what is complete is not written again: a kill could take both
-                self.saver.begin(self._state(trained, engine), engine)
+            if self.saver.last != step:  # what is complete is not written again: a kill could take both
+                self.saver.begin(self._state(step, engine), engine)
                 self.saver.finish()
             raise self._without_checkpoint(next(filter(None, self.world.gather(error))))
         if not totals.writing:
