@@ -413,6 +413,8 @@ def test_smoothing() -> None:
     np.testing.assert_allclose(smooth(values, 3), [8, 14 / 3, 7 / 3, 4 / 3, 3, 4])
     np.testing.assert_array_equal(smooth(values, 0), values)
     np.testing.assert_allclose(smooth(values, 100)[[0, 1, -1]], [8, 14 / 3, 23 / 6])
+    values[2] = math.nan
+    np.testing.assert_allclose(smooth(values, 3), [8, math.nan, math.nan, math.nan, 3, 4])
 
 
 def test_of_a_line_only_the_figures_that_are_shown_stay_in_memory(run: Path) -> None:
@@ -428,7 +430,7 @@ def test_of_a_line_only_the_figures_that_are_shown_stay_in_memory(run: Path) -> 
 
 def test_of_many_steps_a_picture_shows_the_extremes_of_each_stretch() -> None:
     steps, values = np.arange(100_000) + 7, np.random.default_rng(0).normal(size=100_000)
-    values[77_777] = 50.0
+    values[[0, 77_777, 99_999]] = -60.0, 50.0, -60.0
     shown_steps, shown = visible(steps, values)
     assert len(shown) <= 4000
     np.testing.assert_array_equal(shown, values[shown_steps - 7])
