@@ -171,8 +171,15 @@ def test_where_what_was_trained_could_not_be_saved_the_error_says_so(recipe, sha
 def test_a_step_owes_its_validation_until_that_has_a_line(recipe, tmp_path):
     """A start that goes on from it would write a second one."""
     run = RunDirectory(tmp_path)
-    for settings, owing in ((["log.validate_every=3"], [3, 6, 8]), (["log.validate_every=0"], []), ([], [4, 8])):
-        assert [step for step in range(9) if owes_validation(run, load_recipe(recipe, settings), step)] == owing
+    for settings, owing in (
+        (["log.validate_every=3"], [3, 6, 8]),
+        (["log.validate_every=1"], [1, 2, 3, 4, 5, 6, 7, 8]),
+        (["log.validate_every=0"], []),
+        (["train.max_steps=6"], [4, 6]),
+        ([], [4, 8]),
+    ):
+        asked = load_recipe(recipe, settings)
+        assert [step for step in range(asked.last_step + 1) if owes_validation(run, asked, step)] == owing
     append_line(run.validation_metrics, {"step": 4})
     assert [step for step in range(9) if owes_validation(run, load_recipe(recipe), step)] == [8]
 
