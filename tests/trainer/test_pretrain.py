@@ -846,6 +846,13 @@ def test_a_checkpoint_that_is_to_stay_is_written_whatever_the_others_are(call, t
     assert [step_number(path) for path in step_folders(RunDirectory(tmp_path / "run").checkpoints)] == [3, 6, 8]
 
 
+def test_a_step_that_is_validated_and_of_which_no_checkpoint_is_due_has_none(call, tmp_path):
+    assert call("checkpoint.every=3", "checkpoint.keep=0", "log.validate_every=2")[0] == [0]
+    run = RunDirectory(tmp_path / "run")
+    assert [line["step"] for line in read_lines(run.validation_metrics)] == [2, 4, 6, 8]
+    assert [step_number(path) for path in step_folders(run.checkpoints)] == [3, 6, 8]
+
+
 def without_times(metrics):
     return [{name: value for name, value in line.items() if name != "time"} for line in read_lines(metrics)]
 
