@@ -8,7 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.files import read_lines
-from trainer.monitors import Monitors
+from trainer.monitors import Monitors, check_installed
 from trainer.run_directory import RunDirectory
 
 
@@ -56,6 +56,10 @@ def test_what_is_not_installed_is_told_before_anything_is_written(call, deepspee
     (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
     assert error == "error: DeepSpeed's configuration: wandb needs wandb, which is not installed here"
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_not_reported_to_need_not_be_installed():
+    check_installed({"wandb": {"enabled": False}, "comet": {}, "zero_optimization": {"stage": 2}})
 
 
 @pytest.mark.parametrize("world", [1, 2])
