@@ -542,8 +542,11 @@ def test_a_store_that_is_locked_for_days_is_told_of_once(
         return answer
 
     monkeypatch.setattr(tracker_module, "sync", sync)
-    with Tracker(run, "tests", system_metrics=False):
+    watched: list[str] = []
+    monkeypatch.setattr(tracker_module, "_monitor", lambda _, run_id: watched.append(run_id) or mock.Mock())
+    with Tracker(run, "tests", system_metrics=True):
         wait_for(lambda: len(tries) > 11)
+    assert watched == ["id"], "once there is a run, and once"
     assert [line for line in caplog.messages if "try again" in line] == [
         f"MLflow: {words}; will try again"
         for words in ("locked", "locked", "damaged", "OSError", "http://host is away")
@@ -556,19 +559,19 @@ def test_an_evaluation_that_waits_is_told_of_once_and_costs_a_training_nothing(
 ) -> None:
     monkeypatch.setattr(tracker_module, "_INTERVAL", 0.01)
     asked: list[tuple[object, ...]] = []
-    begun: list[str] = []
+    watched: list[str] = []
 
     def sync(*arguments: object) -> str:
         asked.append(arguments)
         raise WaitingError("1.json waits: no permission", "id")
 
     monkeypatch.setattr(tracker_module, "sync", sync)
-    monkeypatch.setattr(
-        tracker_module, "_monitor", lambda _, run_id: begun.append(run_id) or SimpleNamespace(finish=bool)
-    )
+    monitor = SimpleNamespace(finish=lambda: watched.append("no more"))
+    monkeypatch.setattr(tracker_module, "_monitor", lambda _, run_id: watched.append(run_id) or monitor)
     with Tracker(run, "tests", system_metrics=True):
         wait_for(lambda: len(asked) > 4)
-    assert begun == ["id"]
+        assert watched == ["id"]
+    assert watched == ["id", "no more"]
     assert [status for _, status in asked[:4]] == ["RUNNING", None, None, None]
     assert caplog.messages[0] == "MLflow: 1.json waits: no permission; will try again"
     assert len(caplog.messages) == 2
