@@ -215,6 +215,7 @@ def test_curves_show_what_was_logged(run: Path) -> None:
     np.testing.assert_allclose(held_out.get_xydata(), [[60, 9 - 20]])
     assert set(baseline.get_ydata()) == {7.5}
     assert set(accuracy.lines[-1].get_ydata()) == {0.6}
+    np.testing.assert_allclose(accuracy.lines[0].get_xydata(), np.column_stack([steps, 0.5 + 0.01 * steps / 3]))
     np.testing.assert_allclose(rate.lines[0].get_ydata(), 1e-4 * steps / 3)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["training", "held out", "unigrams of the training text"]
@@ -260,6 +261,7 @@ def assert_beside_its_panels(figure: Figure) -> None:
     legend, panels = figure.legends[0].get_window_extent(), [axes.get_window_extent() for axes in figure.axes]
     assert all(legend.y1 <= panel.y0 for panel in panels)
     assert panels[0].height > 200
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -757,6 +759,7 @@ def test_a_run_without_next_sentences_has_no_accuracy_of_them(run: Path, tmp_pat
     accuracy = draw([history], Baselines(None, 0.5)).axes[1]
     assert accuracy.get_ylabel() == "MLM accuracy"
     assert len(accuracy.lines) == 3  # steps, smoothed, held out; no baseline of another task
+    np.testing.assert_allclose(accuracy.lines[0].get_ydata(), 0.01 * np.arange(1, 61) / 3)
     other = write_run(tmp_path / "runs" / "other", steps=60)
     accuracy = draw(read_histories([run, other])[0], Baselines(None, None)).axes[1]
     assert (accuracy.get_ylabel(), len(accuracy.lines)) == ("NSP accuracy", 3)  # of the other one alone
@@ -765,6 +768,7 @@ def test_a_run_without_next_sentences_has_no_accuracy_of_them(run: Path, tmp_pat
 def test_what_a_head_that_was_never_trained_scores_is_no_score(run: Path) -> None:
     write_evaluation(run, 60, **INTRINSIC)
     assert rows_of(report_of(run))["nsp accuracy"][0] == "75.00 %"
+    assert baselines(read_evaluations(find_results([run]))) == Baselines(7.7603, 0.515)
     (run / "config.toml").write_text("[train]\nnext_sentence = false\n")
     evaluations = read_evaluations(find_results([run]))
     assert "nsp accuracy" not in rows_of(report_of(run))
