@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.paths import current_folder
-from cluster.programs import Program, pretraining_of
-from preprocessing.status import is_file
+from cluster.programs import Program, pretraining_of, searched
+from preprocessing.status import entries, is_file, looking, may
 from preprocessing.storage_errors import UnavailableError
 from trainer.config import Recipe, advice_on, differences, load_recipe
 from trainer.deepspeed_config import accumulation_steps, resolve
@@ -136,17 +136,31 @@ def check_reads(programs: Iterable[Program]) -> None:
 
     Raises:
         ConfigError: something is missing.
+        UnavailableError: something can't be looked at now.
     """
     for program in programs:
         for path in program.reads:
-            if not os.access(path, os.F_OK):  # exists() raises where a folder on the way can't be entered
+            if not is_there(path):
                 raise ConfigError(
                     f"{program.name}: {path}: not there; make it first, or start all jobs by `all`, which makes shards "
                     "and a run's last export"
                 )
         for pattern in program.corpus:
-            if not os.access(pattern, os.F_OK) and not any(glob.iglob(pattern, recursive=True)):  # noqa: PTH207
+            if not is_there(pattern) and not any(glob.iglob(pattern, recursive=True)):  # noqa: PTH207
+                with looking(folder := searched(pattern)):  # glob passes over what it can't list
+                    entries(folder)
                 raise ConfigError(f"{program.name}: {pattern}: nothing is there; check the path, and quote a glob")
+
+
+def is_there(path: Path | str) -> bool:
+    """Whether something is at a path, and in folders that this user may enter.
+
+    Raises:
+        UnavailableError: it can't be looked at now.
+    """
+    with looking(path):
+        return may(path, os.F_OK)
+    return False
 
 
 def check_programs(programs: Sequence[Program], processes: int, cores: int | None) -> None:

@@ -14,7 +14,6 @@ import dataclasses
 import difflib
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from importlib.resources import files
@@ -27,6 +26,7 @@ from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.command_line import OneLineParser, whole_number
+from preprocessing.status import is_file, looking
 from preprocessing.storage_errors import UnavailableError, exit_code
 from preprocessing.terminal import print_result, tell_error
 from trainer.config import Recipe, load_recipe
@@ -83,9 +83,11 @@ def _recipe_path(name: str) -> Path:
 
     Raises:
         ConfigError: there is neither.
+        UnavailableError: nobody can tell now whether the file is there.
     """
-    if os.path.isfile(name):  # noqa: PTH113  where it can't be looked for pathlib's raises
-        return Path(name)
+    with looking(name):
+        if is_file(name):
+            return Path(name)
     known = {path.stem: path for path in Path(str(files("trainer") / "recipes")).glob("*.toml")}
     if name in known:
         return known[name]

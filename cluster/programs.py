@@ -59,7 +59,7 @@ class Program:
     @property
     def paths(self) -> tuple[Path, ...]:
         """All that it reads and writes; of a glob the folder that it looks into."""
-        return (self.output, *self.reads, *map(_searched, self.corpus))
+        return (self.output, *self.reads, *map(searched, self.corpus))
 
     @property
     def cache(self) -> tuple[Path, ...]:
@@ -225,6 +225,13 @@ def pretraining_of(programs: Sequence[Program]) -> Program | None:
     return next((program for program in programs if program.name == "pretrain"), None)
 
 
+def searched(pattern: str) -> Path:
+    """The folder of a glob that every match lies in; of a path, which may have brackets in it, itself."""
+    if os.access(pattern, os.F_OK):
+        return Path(pattern)
+    return Path(*itertools.takewhile(lambda part: not re.search(r"[*?[]", part), Path(pattern).parts))
+
+
 def _with_default(arguments: Sequence[str], option: str, value: Path) -> list[str]:
     given = any(argument == option or argument.startswith(f"{option}=") for argument in arguments)
     return [*arguments] if given else [option, str(value), *arguments]
@@ -232,13 +239,6 @@ def _with_default(arguments: Sequence[str], option: str, value: Path) -> list[st
 
 def _device(gpus: int) -> str:
     return "cuda" if gpus else "cpu"
-
-
-def _searched(pattern: str) -> Path:
-    """The folder of a glob that every match lies in; of a path, which may have brackets in it, itself."""
-    if os.access(pattern, os.F_OK):
-        return Path(pattern)
-    return Path(*itertools.takewhile(lambda part: not re.search(r"[*?[]", part), Path(pattern).parts))
 
 
 def _path(text: str) -> Path:

@@ -7,11 +7,13 @@ delete what somebody holds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-from preprocessing.storage_errors import is_no_file
+from preprocessing.storage_errors import is_no_file, is_passing, reason, unavailable
 
 
 def status(path: Path | str, *, follow: bool = True) -> os.stat_result | None:
@@ -65,3 +67,17 @@ def entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+@contextlib.contextmanager
+def looking(path: Path | str) -> Iterator[None]:
+    """Around a look at what another one, such as a node's user, may see: it ends where this user may not look.
+
+    Raises:
+        UnavailableError: storage fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_passing(error):
+            raise unavailable(path, reason(error)) from error

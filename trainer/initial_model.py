@@ -8,14 +8,13 @@ import json
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from pathlib import Path
 
 from typing_extensions import override
 
 from preprocessing.schema import checksum, checksum_of
-from preprocessing.status import entries, exists, is_file, may
-from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_passing, unavailable
+from preprocessing.status import entries, exists, is_file, looking, may
+from preprocessing.storage_errors import UnavailableError, comes_of_passing
 from preprocessing.tokenization import TOKENIZER_FILE, VOCABULARY_FILE, VocabularyError, load_vocabulary, load_words
 from trainer.checkpoint import RUN_STATE, Learner, RunState, read_run_state
 from trainer.config import Recipe, load_recipe
@@ -271,25 +270,15 @@ def find_given(directory: Path) -> GivenExport | GivenCheckpoint:
 
 def _parts(directory: Path) -> list[Path]:
     """What seems to be a checkpoint's tensors."""
-    with _looking(directory):
+    with looking(directory):
         return [path for path in entries(directory) if path.match("state-*-of-*")]
     return []
 
 
 def _may(path: Path, mode: int) -> bool:
-    with _looking(path):
+    with looking(path):
         return may(path, mode)
     return False
-
-
-@contextlib.contextmanager
-def _looking(path: Path) -> Iterator[None]:
-    """Around a look, which ends where this user may not; where storage fails, that is an UnavailableError."""
-    try:
-        yield
-    except OSError as error:
-        if is_passing(error):
-            raise unavailable(path, error.strerror) from error
 
 
 def _newest_around(path: Path) -> str:

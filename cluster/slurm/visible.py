@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from cluster.checks import is_there
 from cluster.paths import current_folder, is_seen
 from cluster.slurm.settings import Container
 from trainer.settings import ConfigError
@@ -82,8 +83,9 @@ def check_container(container: Container, paths: Iterable[Path]) -> None:
 
     Raises:
         ConfigError: it is not, or it won't.
+        UnavailableError: nobody can tell now whether it is.
     """
-    if container.image_file and not os.access(container.image_file, os.F_OK):
+    if container.image_file and not is_there(container.image_file):
         raise ConfigError(
             f"slurm.container.image: {container.image_file}: no such file; docs/cluster.md says how to make it"
         )

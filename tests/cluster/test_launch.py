@@ -29,15 +29,17 @@ import yaml
 from cluster.checks import check_reads
 from cluster.k8s.launch import STAGING, _object_name
 from cluster.launch import main
-from cluster.programs import CORPUS, READERS, read_chain
+from cluster.programs import CORPUS, READERS, Program, read_chain
 from cluster.settings import load_settings
 from cluster.slurm import visible
+from cluster.slurm.settings import Container
 from cluster.snapshot import PACKAGES, take_snapshot
 from eval.results import RESULTS, write_results
 from preprocessing.sources.registry import SOURCES
+from preprocessing.storage_errors import UnavailableError
 from tests.conftest import ROOT
 from tests.eval.evaluations import results
-from tests.failing import REASON, fail_at
+from tests.failing import LISTING, REASON, fail_at, fail_on
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
 from trainer.arguments import parse
@@ -1899,6 +1901,29 @@ def test_what_a_chain_lacks_is_named_in_the_order_of_the_step(here):
     (here / "later" / "manifest.json").touch()
     with pytest.raises(ConfigError, match=r"^pretrain: .*/books/manifest\.json: not there"):
         check_reads(chain)
+
+
+@pytest.mark.parametrize("way", ["reads", "corpus", "glob"])
+def test_what_can_not_be_looked_at_now_is_not_called_missing(here, monkeypatch, way):
+    (here / "a.txt").touch()
+    failing = here if way == "glob" else here / "a.txt"
+    reads = (here / "a.txt",) if way == "reads" else ()
+    corpus = {"reads": (), "corpus": (f"{here}/a.txt",), "glob": (f"{here}/*.txt",)}[way]
+    program = Program("preprocess", here / "made", (), reads, corpus)
+    check_reads([program])
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as it says where storage fails
+    for call in {"stat", "scandir", LISTING} if way == "glob" else {"stat"}:
+        fail_on(monkeypatch, os, call, failing, errno.ESTALE)
+    with pytest.raises(UnavailableError, match=rf"^{failing}: can't be read now \(Stale file handle\); give the same"):
+        check_reads([program])
+
+
+def test_an_image_that_can_not_be_looked_at_now_is_not_called_missing(here, monkeypatch):
+    container = Container(runtime="apptainer", image=f"{here}/image.sif")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    fail_on(monkeypatch, os, "stat", here / "image.sif", errno.ESTALE)
+    with pytest.raises(UnavailableError, match=rf"^{here}/image.sif: can't be read now"):
+        visible.check_container(container, [])
 
 
 def test_an_export_of_a_chain_that_may_not_stay_is_told_from_its_last_one(here):

@@ -1,6 +1,8 @@
 """python -m cluster.plan: what it prints, and what it refuses."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +19,7 @@ from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import report
 from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.schema import PAIR
-from tests.failing import REASON, fail_at
+from tests.failing import REASON, fail_at, fail_on
 from trainer.config import load_recipe
 from trainer.deepspeed_config import without_communication
 from trainer.model import parameter_count
@@ -503,6 +505,14 @@ def test_weights_that_can_not_be_looked_at_for_a_moment_are_no_mistake(tmp_path,
     assert str(tmp_path / "config.json") in error
     assert REASON in error
     assert error.count("\n") == 1
+
+
+def test_a_recipe_that_can_not_be_looked_for_now_is_not_called_unknown(tmp_path, capsys, monkeypatch):
+    recipe = tmp_path / "mine.toml"
+    fail_on(monkeypatch, os, "stat", recipe, errno.ESTALE)
+    assert run("--recipe", str(recipe), "--gpu", "h200", "--gpus", "1") == 1
+    told = f"error: {recipe}: can't be read now (Stale file handle); give the same command again\n"
+    assert capsys.readouterr().err == told
 
 
 def test_a_recipe_whose_model_is_not_that_of_given_weights_is_refused_as_by_the_trainer(tmp_path, capsys):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from preprocessing.status import entries, exists, is_dir, is_file, may, status
+from preprocessing.status import entries, exists, is_dir, is_file, looking, may, status
+from preprocessing.storage_errors import UnavailableError
 from tests.failing import LISTING, fail_on
 
 
@@ -90,3 +91,14 @@ def test_a_folder_that_can_not_be_listed_is_not_taken_for_an_empty_one(
     fail_on(monkeypatch, os, LISTING, folder / "folder", number)
     with pytest.raises(OSError, match=os.strerror(number)):
         entries(folder / "folder")
+
+
+def test_a_look_ends_where_a_user_may_not_and_not_where_storage_fails(folder: Path) -> None:
+    with looking(folder):
+        raise PermissionError(errno.EACCES, "of this user")
+    failure = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    with (
+        pytest.raises(UnavailableError, match=rf"^{folder}: can't be read now \(Stale file handle\); give"),
+        looking(folder),
+    ):
+        raise failure
