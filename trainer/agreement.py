@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from preprocessing.schema import checksum
-from preprocessing.storage_errors import UnavailableError
+from preprocessing.storage_errors import UnavailableError, is_passing, reason, unavailable
 from trainer.config import Recipe, to_toml
 from trainer.corpus import Corpus
 from trainer.initial_model import find_given
@@ -82,9 +81,18 @@ def check_is_shared(run: RunDirectory, config_blake2b: str, world: World) -> Non
 
     Raises:
         ConfigError: on every rank, some don't: the directory is on a disk of each node's own.
+        LoaderError: on every rank, the storage of one fails.
     """
-    hosts = world.gather(None if _is_seen(run.config, config_blake2b) else socket.gethostname())
-    if apart := sorted({host for host in hosts if host}):
+    mine: str | UnavailableError | None
+    try:
+        mine = None if _is_seen(run.config, config_blake2b) else socket.gethostname()
+    except UnavailableError as error:
+        mine = error
+    found = world.gather(mine)
+    for rank, told in enumerate(found):
+        if isinstance(told, UnavailableError):
+            raise LoaderError(f"rank {rank}: {told}")
+    if apart := sorted({host for host in found if host}):
         raise ConfigError(
             f"{run.path}: {', '.join(apart)} can't read what the first rank wrote there; take an --output on a file "
             "system that all nodes share"
@@ -92,13 +100,22 @@ def check_is_shared(run: RunDirectory, config_blake2b: str, world: World) -> Non
 
 
 def _is_seen(file: Path, blake2b: str) -> bool:
-    """Whether a file with this checksum is there, or comes in time."""
+    """Whether a file with this checksum is there, or comes in time.
+
+    Raises:
+        UnavailableError: it can't be read, at the last.
+    """
     deadline = time.monotonic() + _PATIENCE
     while True:
-        with contextlib.suppress(OSError):
+        failure: OSError | None = None
+        try:
             if checksum(file) == blake2b:  # opened: NFS then looks what is new
                 return True
+        except OSError as error:
+            failure = error
         if time.monotonic() > deadline:
+            if is_passing(failure):
+                raise unavailable(file, reason(failure)) from failure
             return False
         time.sleep(0.5)
 
