@@ -18,7 +18,7 @@ from cluster.k8s.settings import KubernetesSettings, has_registry, is_clean
 from cluster.paths import current_folder, fingerprint
 from cluster.programs import Program, pretraining_of
 from cluster.snapshot import take_snapshot
-from preprocessing.status import exists
+from preprocessing.status import exists, is_dir, looking
 from trainer.files import write_atomically
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
@@ -38,6 +38,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
 
     Raises:
         ConfigError: something that can't be, or that the cluster refuses.
+        UnavailableError: the volume, or something on it, can't be looked at now.
     """
     checks.check_programs(programs, settings.eval.pods, settings.preprocess.cpu)
     check_arguments(settings, programs)
@@ -48,7 +49,9 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     for program in programs:
         if program.output == Path(settings.mount_path):
             raise ConfigError(f"{program.name}: --output {program.output} is the volume itself; take a folder in it")
-    is_seen = os.path.isdir(settings.mount_path)  # noqa: PTH112  where it can't be looked for pathlib's raises
+    is_seen = False
+    with looking(settings.mount_path):
+        is_seen = is_dir(settings.mount_path)
     if is_seen:
         checks.check_reads(programs)
     checks.check_ranks(programs, settings.pretrain.ranks, "kubernetes.pretrain.nodes and kubernetes.pretrain.gpus")
@@ -83,13 +86,14 @@ def _prepare_volume(
 
     Raises:
         ConfigError: something is in the way, or can't be made.
+        UnavailableError: a folder can't be looked at now.
     """
     volume = Path(settings.mount_path)
     checks.check_outputs(programs)
     on_flink = programs[0].name == "preprocess" and settings.preprocess.engine == "flink"
-    if on_flink and not _pods_may(stat.S_IWOTH, volume):
-        written = [*written, volume / STAGING]
     with checks.writing("choose another --output"):
+        if on_flink and not _pods_may(stat.S_IWOTH, volume):
+            written = [*written, volume / STAGING]
         _make_folders(folder, written)
         snapshot = take_snapshot(folder, pretraining_of(programs))
         _let_pods_read(folder, snapshot)
@@ -149,8 +153,10 @@ def _warn_of_closed_folders(programs: Sequence[Program], volume: Path) -> None:
         folder for program in programs for path in program.paths for folder in (*path.parents[::-1], path)
     )
     for folder in around:
-        is_there = os.path.isdir(folder)  # noqa: PTH112  where it can't be looked for pathlib's raises
-        if volume in folder.parents and is_there and not _pods_may(stat.S_IXOTH, folder):
+        is_closed = False
+        with looking(folder):
+            is_closed = volume in folder.parents and is_dir(folder) and not _pods_may(stat.S_IXOTH, folder)
+        if is_closed:
             quoted = shlex.quote(str(folder))
             print(
                 f"warning: {folder}: Pods, of user and group {POD_USER}, may not enter it: chmod o+x {quoted}, or take "

@@ -1331,6 +1331,44 @@ def test_on_kubernetes_an_old_ending_that_can_not_be_read_is_told(here, pods, mo
     assert capsys.readouterr().err.endswith(told)
 
 
+@pytest.mark.parametrize("job", ["preprocess", "pretrain"])
+@pytest.mark.parametrize("folder", [".", "home/shards"])
+def test_on_kubernetes_a_folder_that_fails_for_a_moment_is_told_in_a_line(here, pods, monkeypatch, capsys, job, folder):
+    """Whichever look at it that is: one that asks what is there, or one at what was found."""
+    write_shards(here / "home" / "shards")
+    (here / "home" / "shards" / "a.txt").touch()
+    really_stat, looks, failing = os.stat, [0], -1
+
+    def stat_or_fail(path: Any, **more: Any) -> os.stat_result:
+        if isinstance(path, str | Path) and Path(path) == here / folder:
+            looks[0] += 1
+            if looks[0] - 1 == failing:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return really_stat(path, **more)
+
+    def launch_once() -> int:
+        shutil.rmtree(here / "runs", ignore_errors=True)
+        looks[0] = 0
+        if job == "pretrain":
+            return pretrain_on_kubernetes(here, words=["--shards", "home/shards"])
+        settings = [f"kubernetes.mount_path={here}", "kubernetes.preprocess.engine=flink"]
+        words = ["--books", "home/shards/a.txt", "--train-vocab", "500", "--output", "runs/made"]
+        return main(["preprocess", "--on", "kubernetes", *settings, "--", *words])
+
+    monkeypatch.setattr(os, "stat", stat_or_fail)
+    assert launch_once() == 0
+    whole, codes = capsys.readouterr().out, set()
+    for failing in range(looks[0]):  # noqa: B007  stat_or_fail reads it
+        codes.add(code := launch_once())
+        told = capsys.readouterr()
+        if code:
+            assert re.search(rf"^error: .*{here / folder}: can't be .*Stale file handle", told.err.splitlines()[-1])
+        else:
+            assert told.out == whole, "one that nothing hangs on"
+    assert 1 in codes
+    assert codes <= {0, 1}
+
+
 def test_what_a_site_s_sbatch_says_may_be_in_another_encoding(here, slurm, capsys):
     slurm.stand_in("sbatch", "sys.stdout.buffer.write(b'Ihr Projekt l\\xe4uft ab\\n41\\n')")
     assert launch() == 0
