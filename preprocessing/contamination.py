@@ -60,7 +60,11 @@ def read_benchmark(folder: Path, note: Callable[[str], None]) -> Benchmark:
     """
     endings = ", ".join(sorted(_READERS))
     paths = files_below(folder)
-    if not paths and not is_dir(folder):
+    try:
+        is_there = bool(paths) or is_dir(folder)
+    except OSError as error:
+        raise unread(folder, error) from error
+    if not is_there:
         raise SourceError(f"{folder}: no such folder; --contamination takes one that holds a benchmark's files")
     if others := [path for path in paths if path.suffix.lower() not in _READERS]:
         note(f"{counted(len(others), 'file')} below {folder} passed over, such as {others[0]}: read are {endings}")

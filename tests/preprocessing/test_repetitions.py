@@ -23,6 +23,7 @@ from preprocessing.schema import ShardDirectory
 from preprocessing.sources import SourceError, StorageError
 from preprocessing.storage_errors import exit_code
 from preprocessing.text import clean
+from tests.failing import fail_on
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 Books = Callable[[Path, int], Path]
@@ -423,3 +424,12 @@ def test_two_real_dumps_of_one_wiki_have_every_page_once(real_data: Path, tmp_pa
     counts = opened.manifest.statistics["documents"]
     assert len(ids) == len(set(ids)) == counts["in_shards"]
     assert counts["collisions"] > 5  # pages that both have, of which the newer revision stays
+
+
+def test_a_folder_of_a_benchmark_without_files_that_can_not_be_looked_at_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_on(monkeypatch, os, "stat", tmp_path, errno.ESTALE)
+    with pytest.raises(StorageError, match=rf"^{tmp_path}: can't be read \(Stale file handle\); once it can") as raised:
+        read_benchmark(tmp_path, print)
+    assert exit_code(raised.value) == 1
