@@ -157,6 +157,8 @@ def reporting(job: Job, place: str) -> Iterator[None]:
             kind = WorkFile.STORAGE_ERROR if full else WorkFile.PASSING_ERROR
             told = (DISK_FULL if full else UNAVAILABLE).format(job.output, reason(error))
             # What is unfinished is gone by now, so that there may be room for this.
-            with contextlib.suppress(OSError):
+            try:
                 files.write_text(job.path(kind, place=place), in_line(told), job.work)
+            except OSError:
+                error.filename = error.filename or job.output  # which the launcher then finds in an engine's words
         raise

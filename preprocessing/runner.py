@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -22,7 +23,7 @@ from preprocessing.job import Job
 from preprocessing.output import DISK_FULL, FAILED, UNAVAILABLE, JobError, JobFailedError, clear, reaching
 from preprocessing.progress import show_progress
 from preprocessing.sources import SourceError
-from preprocessing.storage_errors import FULL
+from preprocessing.storage_errors import FULL, is_passing
 from preprocessing.terminal import tell
 from preprocessing.watchdog import Watchdog
 from preprocessing.work_files import WorkFile
@@ -81,7 +82,8 @@ def _told(job: Job, error: Exception, why_a_worker_died: Callable[[], str | None
             with contextlib.suppress(OSError):  # what stays is told by the next command
                 clear(job.output)
             return SourceError(reason)
-    if number := _number(error, _FAILING):  # for a worker could not leave it where nothing can be written
+    # For a worker could not leave it where nothing can be written.
+    if number := _number(error, _FAILING) or _number_at(job.output, error):
         return JobFailedError(UNAVAILABLE.format(job.output, os.strerror(number)))
     died = why_a_worker_died()
     return JobFailedError(died) if died else None
@@ -92,6 +94,12 @@ def _number(error: BaseException, known: Collection[int]) -> int | None:
     if isinstance(error, OSError) and error.errno in known:
         return error.errno
     return next((number for number in known if f"[Errno {number}]" in str(error)), None)
+
+
+def _number_at(folder: str, error: BaseException) -> int | None:
+    """Which failure of storage an error tells of a folder or a file in it: of nothing, one may be a network's own."""
+    told = re.findall(rf"\[Errno (\d+)\] [^:\n]*: {re.escape(repr(folder)[:-1])}[/'\"]", str(error))
+    return next((int(number) for number in told if is_passing(OSError(int(number), ""))), None)
 
 
 def _temporary_file() -> IO[bytes]:

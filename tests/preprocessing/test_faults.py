@@ -361,6 +361,17 @@ def test_an_output_that_can_not_be_written_for_a_while_is_told(
     told_and_gone_on_with(make, books, tmp_path / "out", files, "_rename", fail, errno.ETIMEDOUT)
 
 
+def test_an_output_where_no_word_of_it_can_be_written_either_is_told(make: Maker, books: Path, tmp_path: Path) -> None:
+    rename = files._rename
+
+    def fail(unfinished: str, path: str) -> None:
+        if path.endswith("/lines-00000.arrow") or "/error-" in path:
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))  # without a name, as that of a write
+        rename(unfinished, path)
+
+    told_and_gone_on_with(make, books, tmp_path / "out", files, "_rename", fail, errno.ETIMEDOUT)
+
+
 @pytest.mark.parametrize("name", [".work/vocab.txt", "manifest.json"])
 def test_a_file_of_an_output_that_can_not_be_read_for_a_while_is_told(
     make: Maker, books: Path, tmp_path: Path, name: str

@@ -206,6 +206,26 @@ def test_storage_where_nothing_can_be_written_any_more_is_told(
         runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
 
 
+@pytest.mark.parametrize("below", ["", "/.work/tmp-12"])
+def test_a_network_that_fails_is_of_storage_where_a_file_of_the_output_is_told_with_it(job: Job, below: str) -> None:
+    """Else it may be that of an engine."""
+    reason = os.strerror(errno.ETIMEDOUT)
+
+    def fail_with(told: str) -> None:
+        def build(_pipeline: beam.Pipeline) -> NoReturn:
+            raise RuntimeError(f"OSError: {told} [while running 'Build']")
+
+        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+
+    error = OSError(errno.ETIMEDOUT, reason, f"{job.output}{below}")
+    with pytest.raises(JobFailedError, match=rf"^{job.output}: can't be written or read \({reason}\); once it can"):
+        fail_with(str(error))
+    missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{job.output}{below}")
+    for other in (f"[Errno {errno.ETIMEDOUT}] {reason}", str(error).replace(job.output, f"{job.output}2"), missing):
+        with pytest.raises(RuntimeError, match="while running 'Build'"):
+            fail_with(str(other))
+
+
 def test_storage_where_nothing_can_be_read_any_more_is_told(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def build(_pipeline: beam.Pipeline) -> NoReturn:
         raise RuntimeError("what Beam says of it")
