@@ -43,7 +43,7 @@ with needs("preprocess"):
         refuse_empty,
     )
     from preprocessing.sources import SourceError, StorageError
-    from preprocessing.storage_errors import UnavailableError, exit_code
+    from preprocessing.storage_errors import UnavailableError, exit_code, reason
     from preprocessing.terminal import counted, in_line, show, tell_error
     from preprocessing.tokenization import (
         SPECIAL_TOKENS,
@@ -145,8 +145,7 @@ def run(argv: Sequence[str]) -> None:
     try:
         files.write_text(output, text, output.rpartition("/")[0] or "/")
     except OSError as error:
-        why = files.why_not_found(output, error)
-        raise VocabularyError(f"{found.output}: can't be written ({why}); use another place") from error
+        raise _unwritten(found.output, output, error) from error
     short = "" if len(vocabulary) == size else f" ({size:,} were asked for; the text has no more)"
     learnt = f"learnt from {counted(len(texts), 'document')}, {sum(len(text) for text in texts) / 1e6:.1f} M characters"
     show(in_line(f"{found.output}: {len(vocabulary):,} tokens{short}{new}, {learnt}{gain}"))
@@ -173,8 +172,13 @@ def _check_output(ours: OneLineParser, told: str, output: str) -> bool:
             ours.error(f"--output {told} is there, and no file; give the vocabulary another name")
         return files.exists(output)
     except (OSError, ValueError) as error:  # the latter of a URL that Beam does not know
-        why = (isinstance(error, OSError) and error.strerror) or files.why_not_found(output, error)
-        raise VocabularyError(f"--output {told}: can't be written ({why}); use another place") from error
+        raise _unwritten(f"--output {told}", output, error) from error
+
+
+def _unwritten(named: str, output: str, error: Exception) -> VocabularyError:
+    """What to raise of an output that can't be written: by its own name, whichever file it is written as."""
+    why = reason(error) if isinstance(error, OSError) and error.errno else files.why_not_found(output, error)
+    return VocabularyError(f"{named}: can't be written ({why}); use another place")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
