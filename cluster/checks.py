@@ -13,7 +13,7 @@ from pathlib import Path
 from cluster.paths import current_folder
 from cluster.programs import Program, pretraining_of, searched
 from preprocessing.status import entries, is_file, looking, may
-from preprocessing.storage_errors import UnavailableError
+from preprocessing.storage_errors import UnavailableError, reason
 from trainer.config import Recipe, advice_on, differences, load_recipe
 from trainer.deepspeed_config import accumulation_steps, resolve
 from trainer.run_directory import CheckpointError, RunDirectory
@@ -53,9 +53,7 @@ def writing(advice: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            f"{error.filename or 'output'}: can't be written ({error.strerror or error}); {advice}"
-        ) from error
+        raise ConfigError(f"{error.filename or 'output'}: can't be written ({reason(error)}); {advice}") from error
 
 
 def check_outputs(programs: Iterable[Program]) -> None:

@@ -27,7 +27,7 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 
 from preprocessing.schema import ShardError
 from preprocessing.status import is_dir, is_file
-from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_passing
+from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_passing, reason
 from preprocessing.terminal import tell_error
 from preprocessing.tokenization import VocabularyError
 from trainer.agreement import check_agreement, check_initial_weights, check_is_shared
@@ -262,7 +262,7 @@ def _lies_in(run: RunDirectory, name: object) -> bool:
 
 def _storage_error(error: OSError, run: RunDirectory | None) -> _StorageError:
     place = error.filename or (run.path if run else "storage")
-    return _StorageError(f"{place}: can't be read or written now ({error.strerror or error}); {_AGAIN}")
+    return _StorageError(f"{place}: can't be read or written now ({reason(error)}); {_AGAIN}")
 
 
 def _on_first(world: World, run: RunDirectory, work: Callable[[], _Result]) -> _Result:

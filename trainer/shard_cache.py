@@ -39,7 +39,7 @@ from preprocessing.schema import (
     checksum_of,
 )
 from preprocessing.status import is_file, status
-from preprocessing.storage_errors import unavailable
+from preprocessing.storage_errors import reason, unavailable
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.credentials import without_credentials
 from trainer.files import sync, write_atomically
@@ -108,7 +108,7 @@ def cached(source: str, cache: Path, verify: bool) -> ShardDirectory:
             _write(directory / MANIFEST, text)
     except OSError as error:
         where = error.filename2 or error.filename or directory
-        raise ShardError(f"{where}: can't be used as a cache ({error.strerror or error})") from error
+        raise ShardError(f"{where}: can't be used as a cache ({reason(error)})") from error
     return ShardDirectory(directory)
 
 

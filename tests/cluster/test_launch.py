@@ -26,7 +26,7 @@ import pytest
 import tomli_w
 import yaml
 
-from cluster.checks import check_reads
+from cluster.checks import check_reads, writing
 from cluster.k8s.launch import STAGING, _object_name
 from cluster.launch import main
 from cluster.programs import CORPUS, READERS, Program, read_chain
@@ -1954,6 +1954,20 @@ def test_what_can_not_be_looked_at_now_is_not_called_missing(here, monkeypatch, 
         fail_on(monkeypatch, os, call, failing, errno.ESTALE)
     with pytest.raises(UnavailableError, match=rf"^{failing}: can't be read now \(Stale file handle\); give the same"):
         check_reads([program])
+
+
+def test_what_can_not_be_written_is_told_in_the_system_s_words(here):
+    for failure in (OSError(errno.EIO, "a library's words", "made"), OSError(errno.EIO, REASON, "made")):
+        with (
+            pytest.raises(ConfigError, match=rf"^made: can't be written \({REASON}\); choose another$"),
+            writing("choose another"),
+        ):
+            raise failure
+    with (
+        pytest.raises(ConfigError, match=r"^output: can't be written \(a library's words\); "),
+        writing("choose another"),
+    ):
+        raise OSError("a library's words")
 
 
 def test_an_image_that_can_not_be_looked_at_now_is_not_called_missing(here, monkeypatch):
