@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from cluster.programs import CONFIG, DEEPSPEED_CONFIG, Program
-from preprocessing.status import is_dir, is_file
+from preprocessing.status import is_dir, is_file, make_folder
 from trainer.config import to_toml
 from trainer.lineage import COMMIT, DIFF, code_version, uncommitted_changes
 
@@ -30,7 +30,7 @@ def take_snapshot(folder: Path, pretraining: Program | None = None) -> Path:
     Returns:
         The copy's folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, parents=True)
     with tempfile.TemporaryDirectory(prefix=".snapshot-", dir=folder) as temporary:
         copy = Path(temporary) / "copy"
         _fill(copy, pretraining)

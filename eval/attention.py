@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import cast
 
 from preprocessing.extras import needs
-from preprocessing.status import exists, is_file
+from preprocessing.status import exists, is_file, make_folder
 
 with needs("eval"):
     import matplotlib as mpl
@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _check_head(shown, layer, head)
         named = [arguments.output.with_name(f"{arguments.output.stem}-{x}.{y}.png") for x, y in arguments.png]
         output, *files = map(_replaceable, (arguments.output, *named))
-        output.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(output.parent, parents=True)
         write_atomically(output, page)
         show(in_line(str(arguments.output)))
         for (layer, head), file, name in zip(arguments.png, files, named, strict=True):

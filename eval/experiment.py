@@ -30,6 +30,7 @@ from eval.selection import best_of, conclude
 from eval.storage import check_output, check_replaceable
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.result import Result
+from preprocessing.status import make_folder
 from preprocessing.storage_errors import UnavailableError
 from trainer.files import write_atomically
 from trainer.philox import derive_seed
@@ -367,7 +368,7 @@ class Experiment:
         wanted = self._judged - others
         found = {path.name: path for path in self.disk.beside(point) if path.name in wanted}
         place = folder / self.task.name
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(place, parents=True)
         for name in self._judged - found.keys():
             (place / name).unlink(missing_ok=True)
         for name, path in found.items():

@@ -31,7 +31,7 @@ from eval.kinds import Frozen, Kind, Outcome, Tags, judge_tags
 from eval.locks import locked
 from eval.readers.examples import TaggedSentence
 from eval.tagging import Passage, tag_numbers
-from preprocessing.status import exists
+from preprocessing.status import exists, make_folder
 from trainer.files import incomplete, sync
 from trainer.hugging_face import Export
 from trainer.model import BertConfig, BertModel
@@ -197,7 +197,7 @@ def hidden_states(examples: Sequence[TaggedSentence], samples: Sequence[Passage]
     A word without a piece has zeros.
     """
     path = frozen.folder / f"{frozen.name}.npy"
-    frozen.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(frozen.folder, parents=True)
     with locked(path.with_suffix(".lock")):
         if not exists(path):
             _compute(path, examples, samples, frozen)

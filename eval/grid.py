@@ -27,7 +27,7 @@ from eval.errors import UsageError
 from eval.finetune import Hyperparameters
 from eval.storage import check_output, reading
 from eval.tasks.finetuned import FineTuned
-from preprocessing.status import is_dir, is_file
+from preprocessing.status import is_dir, is_file, make_folder
 from trainer.files import incomplete, publish, write_atomically
 
 RESULT, LOSSES = "result.json", "losses.json"
@@ -93,7 +93,7 @@ class Points:
 
     def lock(self, point: Hyperparameters) -> Path:
         """The file whose lock whoever works on a point holds."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder, parents=True)
         return self._lock_file(point)
 
     def _lock_file(self, point: Hyperparameters) -> Path:

@@ -22,6 +22,7 @@ from eval.heads import FineTunedBert, SpanHead
 from eval.inputs import Checkpoint
 from eval.kinds import Choices, Kind, Texts
 from eval.storage import reading
+from preprocessing.status import make_folder
 from trainer.hugging_face import LINEAGE, rename_weights, settings_of, write_model
 from trainer.model import BertConfig
 
@@ -62,7 +63,7 @@ def _classes(names: Sequence[str]) -> dict[str, Any]:
 
 def lock_of(folder: Path) -> Path:
     """The file whose lock whoever writes the model of a task holds."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent, parents=True)
     return folder.with_name(f".{folder.name}.lock")
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from preprocessing.extras import needs
-from preprocessing.status import is_dir, is_file
+from preprocessing.status import is_dir, is_file, make_folder
 
 with needs("eval"):
     from markdown_it import MarkdownIt
@@ -100,7 +100,7 @@ def _make(arguments: argparse.Namespace) -> list[Path]:
     _tell_left_out(others, "no run that has begun to train")
     _tell_left_out([evaluated.file for evaluated in outdated], "of other weights than that step has now")
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        make_folder(output, parents=True)
         return write_report(output, histories, evaluations, exports)
     except OSError as error:
         raise UsageError(f"the report can't be written: {error}") from error

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from preprocessing.extras import needs
-from preprocessing.status import is_dir
+from preprocessing.status import is_dir, make_folder
 
 with needs("eval"):
     from eval.errors import UsageError
@@ -120,7 +120,7 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         for name in (RESULTS, SUBMISSION):
             check_replaceable(arguments.output / name)
         plan = prepare(arguments)
-        arguments.output.mkdir(parents=True, exist_ok=True)
+        make_folder(arguments.output, parents=True)
     except OSError as error:
         if is_passing(error) or is_full(error):
             raise

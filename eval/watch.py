@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from preprocessing.extras import needs
-from preprocessing.status import is_dir, is_file
+from preprocessing.status import is_dir, is_file, make_folder
 
 with needs("eval"):
     from eval.asked import Asked
@@ -155,7 +155,7 @@ class Watch:
             if self._is_settled(job, known_checksum):
                 continue
             try:
-                job.output.parent.mkdir(exist_ok=True)
+                make_folder(job.output.parent)
                 with claimed(job.output.with_name(f".{job.output.name}.lock")) as claim:
                     if claim is None:
                         busy = True
@@ -246,7 +246,7 @@ class Watch:
 
     def _begin(self, job: Job) -> str | None:
         """Make a job's folder, without what it has of other weights; returns the checksum of those that are there."""
-        job.output.mkdir(exist_ok=True)
+        make_folder(job.output)
         try:
             of: str | None = _weights_of(read_results(job.output / RESULTS))
         except (UsageError, UnavailableError):

@@ -211,7 +211,7 @@ def _create(path: str) -> BinaryIO:
     try:
         return Path(path).open("wb")
     except FileNotFoundError:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        status.make_folder(Path(path).parent, parents=True)
         return Path(path).open("wb")
 
 
@@ -226,7 +226,7 @@ def _rename(unfinished: str, path: str) -> None:
         try:
             Path(unfinished).replace(path)
         except FileNotFoundError:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            status.make_folder(Path(path).parent, parents=True)
             Path(unfinished).replace(path)
         return
     try:

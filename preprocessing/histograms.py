@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter
 from preprocessing.figures import COLOURS, STYLE
 from preprocessing.schema import Shard, ShardDirectory
 from preprocessing.shards import count_by_row
+from preprocessing.status import make_folder
 from preprocessing.tokenization import VOCABULARY_FILE, load_vocabulary, special_ids
 
 LENGTH_BINS = np.geomspace(1, 2**31, 31 * 4 + 1)  # of documents: four to each doubling
@@ -82,7 +83,7 @@ def count_all(shards: ShardDirectory) -> Histograms:
 
 def draw(histograms: Histograms, folder: Path) -> list[Path]:
     """Draw the histograms into a folder; returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, parents=True)
     drawn = []
     for name, fill in ((DOCUMENTS, _draw_documents), (PAIRS, _draw_pairs), (UNKNOWN, _draw_unknown)):
         with mpl.rc_context(STYLE):

@@ -11,7 +11,7 @@ from typing import TextIO
 from preprocessing import files
 from preprocessing.locks import holder, lock_file, wait_and_lock
 from preprocessing.output import JobFailedError, cannot_be
-from preprocessing.status import exists
+from preprocessing.status import exists, make_folder
 from preprocessing.storage_errors import is_full, reason
 from preprocessing.work_files import LOCK
 
@@ -100,7 +100,7 @@ def _open(path: Path, opened: ExitStack) -> TextIO:
     attempts = 0
     while True:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent, parents=True)
             return opened.enter_context(lock_file(path))
         except (FileNotFoundError, FileExistsError):  # another job that has just ended may be removing the folder
             attempts += 1

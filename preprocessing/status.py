@@ -1,8 +1,8 @@
 """What is at a path.
 
 These raise where storage fails, as Path.exists, is_file and is_dir did before Python 3.14 and Path.glob before 3.13:
-since then they say no, or find nothing, and os.access always did. Who believes that may begin anew what is there, or
-delete what somebody holds.
+since then they say no, or find nothing, and Path.mkdir that a file is there; os.access always did. Who believes that
+may begin anew what is there, or delete what somebody holds.
 """
 
 from __future__ import annotations
@@ -67,6 +67,21 @@ def entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def make_folder(path: Path, *, parents: bool = False) -> None:
+    """Make a folder where there is none, with those above it or in one that is there.
+
+    Raises:
+        FileExistsError: a file is there.
+        OSError: it can't be made, or nobody can tell whether it is there.
+    """
+    try:
+        path.mkdir(parents=parents, exist_ok=True)
+    except FileExistsError as error:  # or Path's own look, which says no where storage fails
+        if not is_dir(error.filename):
+            raise
+        path.mkdir(parents=parents, exist_ok=True)
 
 
 @contextlib.contextmanager

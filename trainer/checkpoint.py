@@ -17,7 +17,7 @@ from typing import Any
 import pydantic
 
 from preprocessing.schema import checksum_of
-from preprocessing.status import exists
+from preprocessing.status import exists, make_folder
 from trainer.files import discard, sync, write_atomically
 from trainer.loss_scale import LossScale
 from trainer.loss_trend import LossTrend
@@ -110,7 +110,7 @@ def set_aside(run: RunDirectory, step: int) -> Path | None:
         run.latest.unlink(missing_ok=True)
     for path in newer:
         place = aside / path.parent.name / path.name
-        place.parent.mkdir(exist_ok=True)
+        make_folder(place.parent)
         shutil.move(path, place)  # to another file system too, where checkpoints/ is a link to one
     return aside
 

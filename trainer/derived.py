@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from preprocessing.schema import checksum
-from preprocessing.status import exists
+from preprocessing.status import exists, make_folder
 from preprocessing.storage_errors import UnavailableError, comes_of_passing, exit_code
 from preprocessing.terminal import in_line, show, tell_error
 from trainer.hugging_face import Export, load_export, save_export, weights_file
@@ -67,5 +67,5 @@ def save_derived(output: Path, config: BertConfig, state: Mapping[str, Tensor], 
         OSError: it can't be written.
     """
     begun = {"directory": str(model.resolve()), "blake2b": checksum(weights_file(model))}
-    output.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(output.parent, parents=True)
     save_export(output, state, config, tokenizer, {"initial_weights": begun, "code": code_version()})

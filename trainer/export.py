@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from preprocessing.command_line import OneLineParser
-from preprocessing.status import is_dir
+from preprocessing.status import is_dir, make_folder
 from preprocessing.tokenization import check_files
 from trainer.checkpoint import RunState, read_run_state
 from trainer.config import load_recipe
@@ -42,7 +42,7 @@ def export_checkpoint(run: RunDirectory, state: RunState, checkpoint: Path, targ
         "initial_weights": run.read_initial_weights(),
         "code": state.code,
     }
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent, parents=True)
     weights = StateReader(checkpoint, parameter_shapes(config)).weights()
     save_export(target, weights, config, run.tokenizer, lineage)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from preprocessing.locks import holder, lock_file, try_lock, wait_and_lock
-from preprocessing.status import exists, is_file
+from preprocessing.status import exists, is_file, make_folder
 from preprocessing.storage_errors import is_passing, unavailable
 from trainer.checkpoint import remove_folder
 from trainer.run_directory import CheckpointError, RunDirectory
@@ -43,7 +43,7 @@ def hold_run(
         RunInUseError: it did not.
         OSError: the directory can't be written.
     """
-    run.path.mkdir(parents=True, exist_ok=True)
+    make_folder(run.path, parents=True)
     with lock_file(run.lock) as file:
         waiting = "%s: in use by %s; waiting up to %.0f s for it to end"
         held = wait_and_lock(file, patience, lambda who: _log.warning(waiting, run.path, who, patience), stop)

@@ -38,7 +38,7 @@ from preprocessing.schema import (
     checksum,
     checksum_of,
 )
-from preprocessing.status import is_file, status
+from preprocessing.status import is_file, make_folder, status
 from preprocessing.storage_errors import reason, unavailable
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.credentials import without_credentials
@@ -157,7 +157,7 @@ def _is_lasting(error: Exception) -> bool:
 
 def _complete(directory: Path, remote: _Source, manifest: Manifest, verify: bool) -> None:
     """Copy what is missing or damaged; what a killed process left goes first."""
-    (directory / TOKENIZER).mkdir(parents=True, exist_ok=True)
+    make_folder(directory / TOKENIZER, parents=True)
     for part in directory.glob(f"*{_PART}"):
         part.unlink()
     for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE):
@@ -209,7 +209,7 @@ def _write(path: Path, content: bytes) -> None:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock that ends with its process, however that ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, parents=True)
     with lock_file(path) as lock:
         held = wait_and_lock(lock, math.inf, lambda who: _log.info("%s: %s copies shards; waiting for it", path, who))
         if held is None:  # two that write into one file would damage it

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from preprocessing.schema import checksum
-from preprocessing.status import exists, is_file
+from preprocessing.status import exists, is_file, make_folder
 from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_full, is_passing
 from preprocessing.terminal import in_line
 from trainer.checkpoint import RunState, read_run_state, remove_leftovers, set_aside
@@ -264,7 +264,7 @@ def _write_settings(
     weights: dict[str, str] | None,
     step: int,
 ) -> None:
-    run.tokenizer.mkdir(exist_ok=True)
+    make_folder(run.tokenizer)
     for file in filter(is_file, shards.tokenizer.iterdir()):
         write_atomically(run.tokenizer / file.name, file.read_bytes())
     write_atomically(run.manifest, shards.manifest)

@@ -18,7 +18,7 @@ from cluster.k8s.settings import KubernetesSettings, has_registry, is_clean
 from cluster.paths import current_folder, fingerprint
 from cluster.programs import Program, pretraining_of
 from cluster.snapshot import take_snapshot
-from preprocessing.status import exists, is_dir, looking
+from preprocessing.status import exists, is_dir, looking, make_folder
 from trainer.files import write_atomically
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.settings import ConfigError
@@ -63,7 +63,7 @@ def launch(programs: Sequence[Program], settings: KubernetesSettings, folder: Pa
     files = render(settings, Work(name, {program.name: program for program in programs}, str(snapshot or "")))
     with checks.writing("make it writable" if snapshot else "launch from another folder"):
         for file, text in files.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            make_folder((folder / file).parent, parents=True)
             write_atomically(folder / file, text)
     _warn_of_images(programs, settings)
     _warn_of_taints(programs, settings)
@@ -177,10 +177,10 @@ def _make_folders(folder: Path, outputs: Sequence[Path]) -> None:
             continue  # the Pods make it; a run directory in which there is something already is taken for no new one
         for path in (*reversed(output.parents), output):  # one after the other: each hands its group down
             missing = not exists(path)
-            path.mkdir(exist_ok=True)
+            make_folder(path)
             if missing or path == output:
                 _let_pods_write(path)
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
 
 
 def _let_pods_read(folder: Path, snapshot: Path) -> None:

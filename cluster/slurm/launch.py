@@ -21,6 +21,7 @@ from cluster.slurm.settings import Container, EvalJob, Job, SlurmSettings
 from cluster.slurm.visible import check_container, check_interpreter, check_shared
 from cluster.snapshot import take_snapshot
 from cluster.templates import write_script
+from preprocessing.status import make_folder
 from trainer.outcome import MISTAKE
 from trainer.settings import ConfigError
 
@@ -119,7 +120,7 @@ def write(programs: Sequence[Program], settings: SlurmSettings, folder: Path, sn
     Returns:
         The file to submit.
     """
-    (folder / LOGS).mkdir(exist_ok=True)
+    make_folder(folder / LOGS)
     files = {program.name: folder / f"{program.name}.sbatch" for program in programs}
     for program in programs:
         template = "pretrain" if program.name == "pretrain" else "process"

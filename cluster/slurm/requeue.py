@@ -19,6 +19,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from preprocessing.command_line import OneLineParser
+from preprocessing.status import make_folder
 from preprocessing.terminal import tell_error
 from trainer.files import DamagedFileError, append_line, read_lines
 from trainer.outcome import EXIT_CODES, MISTAKE
@@ -75,7 +76,7 @@ def judge(run: RunDirectory, job: str, exit_code: int, allowed: int) -> tuple[Ve
         return Verdict.REQUEUE, f"{reason or 'asked to stop'}; it resumes from step {run.step}"
     if ending == "failed":
         return Verdict.GIVE_UP, f"it would fail again: {reason}"
-    run.job.mkdir(exist_ok=True)
+    make_folder(run.job)
     crashes = run.job / "crashes.jsonl"
     append_line(crashes, {"job": job, "time": time.time(), "step": run.step, "exit_code": exit_code})
     same = sum(1 for crash in read_lines(crashes) if (crash.get("job"), crash.get("step")) == (job, run.step))

@@ -6,10 +6,11 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from preprocessing.status import entries, exists, is_dir, is_file, looking, may, status
+from preprocessing.status import entries, exists, is_dir, is_file, looking, make_folder, may, status
 from preprocessing.storage_errors import UnavailableError
 from tests.failing import LISTING, fail_on
 
@@ -91,6 +92,45 @@ def test_a_folder_that_can_not_be_listed_is_not_taken_for_an_empty_one(
     fail_on(monkeypatch, os, LISTING, folder / "folder", number)
     with pytest.raises(OSError, match=os.strerror(number)):
         entries(folder / "folder")
+
+
+def test_a_folder_is_made_where_there_is_none(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        make_folder(folder / "new" / "inner")
+    make_folder(folder / "new" / "inner", parents=True)
+    make_folder(folder / "new" / "inner")
+    make_folder(folder / "to folder")
+    assert (folder / "new" / "inner").is_dir()
+    for parents in (False, True):
+        with pytest.raises(FileExistsError):
+            make_folder(folder / "file", parents=parents)
+
+
+@pytest.mark.parametrize("name", ["folder", "folder/new"])
+def test_a_folder_that_can_not_be_looked_at_is_not_called_a_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(Path, "is_dir", os.path.isdir)  # as from Python 3.14 on
+    really_stat, really_make, failures = os.stat, os.mkdir, [2]
+
+    def fail(path: object, **options: Any) -> os.stat_result:
+        if str(path) == f"{folder}/folder" and failures[0]:
+            failures[0] -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return really_stat(path, **options)
+
+    def find_missing(path: object, mode: int) -> None:
+        if str(path) == f"{folder}/folder/new" and failures[0]:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        really_make(path, mode)
+
+    monkeypatch.setattr(os, "stat", fail)
+    monkeypatch.setattr(os, "mkdir", find_missing)
+    with pytest.raises(OSError, match="Stale file handle"):
+        make_folder(folder / name, parents=True)
+    failures[0] = 1
+    make_folder(folder / name, parents=True)
+    assert (folder / name).is_dir()
 
 
 def test_a_look_ends_where_a_user_may_not_and_not_where_storage_fails(folder: Path) -> None:

@@ -21,7 +21,7 @@ from mlflow.entities import Metric, Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from preprocessing.status import is_dir, is_file
+from preprocessing.status import is_dir, is_file, make_folder
 from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
 from trainer.tracking.store import (
@@ -166,7 +166,7 @@ def log_evaluation(
                 raise
             _log.warning("MLflow: %s; the evaluation waits", first_line(error))
     assert store.pending is not None
-    store.pending.mkdir(exist_ok=True)
+    make_folder(store.pending)
     text = json.dumps(asdict(evaluation), indent=2) + "\n"
     write_atomically(store.pending / f"{evaluation.milliseconds}-{evaluation.identity}.json", text)
     return None
