@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from preprocessing import files
@@ -272,4 +271,5 @@ def group_units(inputs: Sequence[Input]) -> list[Unit]:
 def text_bytes(file: Input) -> float:
     """About how much plain text an input holds."""
     size = file.part.end - file.part.begin if file.part else file.bytes
-    return size * COMPRESSION.get(PurePosixPath(file.name).suffix, 1.0) * SOURCES[file.source].text_share
+    packed = next((share for ending, share in COMPRESSION.items() if file.name.endswith(ending)), 1.0)
+    return size * packed * SOURCES[file.source].text_share

@@ -329,6 +329,13 @@ def test_a_cutoff_leaves_room_to_be_wrong() -> None:
     assert sampling.first_cutoff(100, 1000) == pytest.approx(sampling.ALL / 5)
 
 
+@pytest.mark.parametrize(
+    ("name", "times"), [("a.txt", 1), ("gz", 1), ("a.gz.txt", 1), ("a.txt.gz", 3), (".gz", 3), ("in/.bz2", 4.5)]
+)
+def test_how_much_text_a_file_holds_is_told_by_its_ending(name: str, times: float) -> None:
+    assert text_bytes(Input("books", name, 100, "")) == pytest.approx(100 * times)
+
+
 def test_all_of_wikipedia_is_read_once_for_a_sample_and_its_shards_have_about_their_size() -> None:
     """By the figures of docs/data.md: 25 GB of bzip2 hold 17 GB of text."""
     dump = Input("wikipedia", "enwiki-pages-articles-multistream.xml.bz2", 25 * 10**9, "")
