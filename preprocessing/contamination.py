@@ -61,15 +61,17 @@ def read_benchmark(folder: Path, note: Callable[[str], None]) -> Benchmark:
     endings = ", ".join(sorted(_READERS))
     paths = files_below(folder)
     try:
-        is_there = bool(paths) or is_dir(folder)
+        is_there = is_dir(folder)
     except OSError as error:
         raise unread(folder, error) from error
     if not is_there:
         raise SourceError(f"{folder}: no such folder; --contamination takes one that holds a benchmark's files")
-    if others := [path for path in paths if path.suffix.lower() not in _READERS]:
-        note(f"{counted(len(others), 'file')} below {folder} passed over, such as {others[0]}: read are {endings}")
+    if others := {path for path in paths if path.suffix.lower() not in _READERS}:
+        note(f"{counted(len(others), 'file')} below {folder} passed over, such as {min(others)}: read are {endings}")
     names, hashes = [], []
-    for path in sorted(set(paths).difference(others)):
+    for path in paths:
+        if path in others:
+            continue
         name = path.relative_to(Path.cwd() / folder).as_posix()
         for text in sorted(set(_texts(path, name))):
             cleaned = clean(text)

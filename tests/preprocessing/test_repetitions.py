@@ -23,6 +23,7 @@ from preprocessing.schema import ShardDirectory
 from preprocessing.sources import SourceError, StorageError
 from preprocessing.storage_errors import exit_code
 from preprocessing.text import clean
+from tests.conftest import ROOT
 from tests.failing import fail_on
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
@@ -242,6 +243,31 @@ def test_the_share_of_a_benchmark_that_is_in_the_corpus(
     (folder / "broken.json").write_text("{")
     with pytest.raises(SourceError, match=r"broken.json: can't be read as .json"):
         read_benchmark(folder, print)
+
+
+def test_a_text_of_a_benchmark_has_eight_words_or_more_and_is_a_string(tmp_path: Path) -> None:
+    eight = "one two three four five six seven eight"
+    values = [eight, eight.rpartition(" ")[0], 8, 1.5, True, None, {"of": {"more": [f"{eight} nine"]}, "none": None}]
+    (tmp_path / "dev.json").write_text(json.dumps(values))
+    benchmark = read_benchmark(tmp_path, print)
+    assert sorted(map(len, benchmark.texts.column("sequences").to_pylist())) == [1, 2]
+    assert len(benchmark.sequences) == 2, "the eight words are in both"
+
+
+def test_a_benchmark_is_the_same_one_in_every_process(tmp_path: Path) -> None:
+    """Or a job would not go on with what another one has found."""
+    texts = [" ".join(f"{word}{number}" for word in "abcdefghi") for number in range(50)]
+    (tmp_path / "dev.txt").write_text("\n".join(texts))
+    (tmp_path / "test.TSV").write_text("\t".join(texts[::-1]))
+    program = f"""
+from pathlib import Path
+from preprocessing.contamination import read_benchmark
+print(read_benchmark(Path({str(tmp_path)!r}), print).identity)"""
+    told = {
+        subprocess.check_output([sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, cwd=ROOT)
+        for seed in ("1", "2")
+    }
+    assert len(told) == 1
 
 
 def test_a_folder_without_a_text_to_look_for_is_told_as_what_it_is(tmp_path: Path) -> None:
