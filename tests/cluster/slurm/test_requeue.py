@@ -1,8 +1,12 @@
 """What a job script does by what it finds in the run directory."""
 
+import errno
+import os
+
 import pytest
 
 from cluster.slurm.requeue import Verdict, judge, main
+from trainer.outcome import MISTAKE
 from trainer.run_directory import RunDirectory
 
 
@@ -57,6 +61,24 @@ def test_an_outcome_of_an_earlier_start_is_not_taken_for_this_one_s(run):
         assert main(["before", str(run.path)]) == 0
         assert judge(run, "7", 1, allowed=3)[0] == Verdict.REQUEUE
     assert main(["before", str(run.path / "new")]) == 0  # a run that was never started
+
+
+def test_an_outcome_that_can_not_be_removed_is_told_with_a_code_that_keeps_the_ranks_from_starting(run, capsys):
+    run.outcome_file.mkdir()
+    assert main(["before", str(run.path)]) == MISTAKE
+    told = f"error: {run.path}: its outcome can't be removed ({os.strerror(errno.EISDIR)})\n"
+    assert capsys.readouterr().err == told
+
+
+def test_what_the_command_is_not_told(run, capsys):
+    """No crash is allowed then; and there is nothing but before and after."""
+    assert main(["after", str(run.path), "--crashes", "1"]) == 10
+    assert "crash 1 since step 0 (exit code 0)" in capsys.readouterr().err
+    assert main(["after", str(run.path)]) == 11
+    assert "given up: it crashed 2 times since the checkpoint of step 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["during", str(run.path)])
+    assert "invalid choice: 'during'" in capsys.readouterr().err
 
 
 def test_the_command_says_what_it_decided(run, capsys):
