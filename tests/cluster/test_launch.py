@@ -915,6 +915,17 @@ def test_all_on_this_machine_is_three_scripts_one_after_the_other(here, capsys):
     assert "export DS_ACCELERATOR=cpu" in training
 
 
+def test_on_this_machine_the_launch_becomes_the_script_once_it_has_told_which(here, monkeypatch):
+    """By then what it told must have left its buffer, with which it ends."""
+    become: list[tuple[str, list[str], str]] = []
+    with (here / "told").open("w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(os, "execvp", lambda *of: become.append((*of, (here / "told").read_text())))
+        assert main(["preprocess", "--on", "local", "--", *TEXTS, "--output", "made"]) == 0
+    script = f"{here}/made.job/preprocess.sh"
+    assert become == [("bash", ["bash", script], f"once more: bash {script}\n")]
+
+
 def test_on_this_machine_ranks_share_the_cores_and_train_on_gpus_where_there_are(here, monkeypatch, capsys):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     given = ["--", "--config", "tiny.toml", "--shards", "shards", "--output", "run"]
