@@ -26,7 +26,7 @@ MIN_FREQUENCY = 2  # a piece seen once in the sample says nothing about the lang
 ALPHABET_SHARE = 8  # at most one entry in this many is a single character, and another one the same inside words
 
 
-def train_vocabulary(texts: Iterable[str], size: int, lowercase: bool) -> list[str]:
+def train_vocabulary(texts: Sequence[str], size: int, lowercase: bool) -> list[str]:
     """Train a WordPiece vocabulary: the same for the same texts, whatever their order and the number of processes.
 
     The trainer of `tokenizers` numbers characters in the order of a hash table, and breaks ties between merges by
@@ -44,7 +44,6 @@ def train_vocabulary(texts: Iterable[str], size: int, lowercase: bool) -> list[s
     Raises:
         VocabularyError: no text, or a size that has no room for the special tokens and the alphabet.
     """
-    texts = list(texts)
     tokenizer = build_tokenizer(SPECIAL_TOKENS, lowercase)
     pieces = _count_pieces(texts, tokenizer)
     if not pieces:
