@@ -47,6 +47,14 @@ def test_an_eighth_of_the_vocabulary_is_for_the_most_frequent_characters() -> No
     assert {token for token in found if len(token) == 1} == set(frequent)
 
 
+def test_a_small_vocabulary_has_64_characters_and_not_an_eighth() -> None:
+    ranked = [" ".join(SYLLABLES[: 100 - number]) for number in range(90)]  # the first is the most frequent
+    words = " ".join(one + other for one in SYLLABLES[:12] for other in SYLLABLES[:12])  # that fill the rest
+    found = train_vocabulary([*ranked, words, words], 160, lowercase=False)
+    assert len(found) == 160
+    assert {token for token in found if len(token) == 1} == set(SYLLABLES[:64])
+
+
 def test_where_every_character_is_a_word_they_have_the_room_that_merges_leave() -> None:
     """As in Chinese: an eighth would leave most of the vocabulary unused, and most characters unknown."""
     characters = [chr(0x4E00 + i) for i in range(700)]
@@ -134,6 +142,8 @@ def test_characters_that_make_words_unknown_are_added() -> None:
     assert added[:2] == ["##x", "x"]  # either is in two of the three words
     tokenizer = build_tokenizer([*GIVEN, *added[:2]], lowercase=True)
     assert [len(ids) for ids in encode_sentences(tokenizer, ["xa axa xax xaxa"])] == [2 + 3 + 3 + 4]
+    assert added[2:] == ["axa", "xa", "xax"]  # which are cut up now, and had no pieces
+    assert extended(["xa"] * 2) == ["x", "xa"]  # and no ##x, which is in no word
     assert extended(["ay"]) == []  # seen once
 
 
