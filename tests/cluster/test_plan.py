@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -505,6 +505,13 @@ def test_weights_that_can_not_be_looked_at_for_a_moment_are_no_mistake(tmp_path,
     assert str(tmp_path / "config.json") in error
     assert REASON in error
     assert error.count("\n") == 1
+
+
+def test_what_a_plan_takes_for_granted_where_nothing_is_told(capsys):
+    assert run("--recipe", "lamb_64k", "--gpu", "h200", "--gpus", "64", "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["assumptions"] == pytest.approx(asdict(Assumptions(0.45)))
+    assert [gpus for gpus, _ in figures["scaling"]] == [2**power for power in range(13)]
 
 
 def test_a_recipe_that_can_not_be_looked_for_now_is_not_called_unknown(tmp_path, capsys, monkeypatch):

@@ -130,6 +130,19 @@ def test_what_several_words_begin_with_is_a_word_too() -> None:
     ]  # and no acb, which acbb does not begin with any more
 
 
+def test_a_beginning_counts_by_the_tokens_that_its_words_have_less() -> None:
+    """Those seen once are no entries themselves. acb saves two in each of them, abc, beside ab, one."""
+    assert extended(["acbc", "acba", *["bb"] * 5]) == ["bb", "acb"]
+    assert extended(["acbc", "acba", *["bb"] * 3]) == ["acb", "bb"]
+    assert extended(["acbb"] * 9 + ["acbc", "acba"]) == ["acbb", "acb"], "acbb takes none from it, as it takes no acb"
+    assert extended(["abcb", "abcc"]) == ["abc"]
+    assert extended(["bb"] * 2 + ["bbx", "bby", "bbz"]) == ["bb"], "unknown words stay so"
+
+
+def test_an_unknown_word_counts_as_one_of_two_tokens() -> None:
+    assert extended(["xa"] * 5 + ["bb"] * 3) == ["x", "xa", "bb"]
+
+
 def test_no_entry_makes_a_word_unknown_that_was_known() -> None:
     """With bb, bbx would be bb and ##x, which there is not; b and ##bx there are."""
     given = [*SPECIAL_TOKENS, "a", "b", "##b", "##bx", "##a"]
