@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from cluster.planning.calibration import SYSTEMS, compare, fit
 from cluster.planning.estimate import LAYER_OPERATIONS, TEMPORARY_BYTES, UPDATE_BYTES, _operations
-from cluster.planning.hardware import GPUS
+from cluster.planning.hardware import GPUS, Node
 from cluster.planning.network import all_gather, all_reduce
 from cluster.planning.sharding import Sharding
 from cluster.planning.throughput import Speed, Work, step_time
@@ -56,6 +56,29 @@ def test_a_large_message_takes_the_time_of_its_bytes():
     assert all_reduce(1e12, 8, A100.node) == pytest.approx(2 * 7 / 8 * 1e12 / A100.node.bus, rel=1e-3)
     slow = replace(A100.node, network=1e9)
     assert all_gather(1e12, 16, slow) == pytest.approx(15 / 16 * 1e12 / 1e9, rel=1e-3)
+
+
+def test_messages_wait_for_every_hop():
+    """By NCCL's constants for the latencies of the simple protocol (src/graph/tuning.cc)."""
+    node = Node(gpus=4, bus=100e9, network=50e9, source="")
+    ring = {4: 8.4 + 3 * 3.4, 8: 8.4 + 6 * 3.4 + 9.6, 12: 8.4 + 9 * 3.4 + 2 * 9.6}  # by ranks: one, two and three nodes
+    tree = {4: 2 * 3 * 28, 8: 2 * (3 * 28 + 50), 12: 2 * (3 * 28 + 2 * 50)}
+    for ranks in ring:
+        assert all_gather(0, ranks, node) == pytest.approx(ring[ranks] * 1e-6)
+        assert all_reduce(0, ranks, node, "ring") == pytest.approx((2 * ring[ranks] - 8.4) * 1e-6)
+        assert all_reduce(0, ranks, node, "tree") == pytest.approx(tree[ranks] * 1e-6)
+    size = 8 * 4096  # from which on a ring over several nodes waits longer
+    assert all_gather(size, 8, node) == pytest.approx((8.4 + 1.9 * (6 * 3.4 + 9.6)) * 1e-6 + size * 7 / 8 / 50e9)
+    assert all_gather(size - 1, 8, node) < all_gather(size, 8, node) - 20e-6
+    assert all_gather(size, 4, node) == pytest.approx(ring[4] * 1e-6 + size * 3 / 4 / 100e9)
+
+
+def test_within_a_node_the_ring_is_taken_and_beyond_two_a_tree_has_a_ceiling():
+    for size in (0, 1e3, 1e9):
+        assert all_reduce(size, 8, A100.node) == all_reduce(size, 8, A100.node, "ring")
+    fast = Node(gpus=4, bus=400e9, network=400e9, source="")
+    rates = [2 * 1e15 / all_reduce(1e15, 4 * nodes, fast, "tree") for nodes in (1, 2, 3)]
+    assert rates == pytest.approx([360e9, 360e9, 80e9], rel=1e-6)
 
 
 def test_a_tree_beats_the_ring_on_many_nodes_only():
