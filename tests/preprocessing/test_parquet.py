@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import io
+import random
 import tracemalloc
 from collections.abc import Sequence
 
@@ -10,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from preprocessing.sources import Columns, Document, Item, Part, ReadOptions, Skipped, SourceError
-from preprocessing.sources.parquet import read
+from preprocessing.sources.parquet import _held, read
+from tests.failing import REASON
 
 
 def parquet(table: pa.Table, **options: object) -> bytes:
@@ -57,13 +60,15 @@ def test_the_parts_are_the_file(size: int, compression: str) -> None:
 
 
 class Watched(io.BytesIO):
-    """A file that notes how much is asked of it at once."""
+    """A file that notes how much is asked of it, at once and in all."""
 
     asked: int = 0
+    total: int = 0
 
     def read(self, size: int | None = -1, /) -> bytes:
         found = super().read(size)
         self.asked = max(self.asked, len(found))
+        self.total += len(found)
         return found
 
 
@@ -74,6 +79,41 @@ def test_a_large_group_of_rows_is_not_read_at_once() -> None:
     file = Watched(data)
     assert len(list(read(file, "w/0.parquet"))) == 200
     assert file.asked < 2 << 20
+
+
+def test_columns_that_nobody_asks_for_are_not_read() -> None:
+    noise = [random.Random(number).randbytes(100_000) for number in range(20)]
+    file = Watched(parquet(pa.table({"text": ["A"] * 20, "noise": noise}), write_batch_size=1))
+    assert len(list(read(file, "w/0.parquet"))) == 20
+    assert file.total < 500_000
+
+
+def test_storage_that_fails_is_not_called_a_damaged_file() -> None:
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell() >= 4:
+                raise OSError(errno.EIO, REASON)
+            return super().read(size)
+
+    with pytest.raises(OSError, match=REASON) as raised:
+        list(read(Failing(parquet(WIKIPEDIA)), "w/0.parquet"))
+    assert raised.value.errno == errno.EIO
+
+
+def test_as_many_rows_are_decoded_at_once_as_take_16_mib_and_256_at_the_most() -> None:
+    def held(texts: list[str], *names: str, title: str = "", **options: object) -> int:
+        titles = pa.DictionaryArray.from_arrays(pa.array([0] * len(texts), pa.int32()), pa.array([title]))
+        data = parquet(pa.table({"text": texts, "title": titles}), dictionary_pagesize_limit=1 << 30, **options)
+        return _held(pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0), names or ("text", "title"))
+
+    long = [chr(97 + number) * 100_000 for number in range(20)]
+    assert held(["a"] * 1000) == 256
+    assert held(long, use_dictionary=False) == (1 << 24) // 100_000
+    assert held(["a" * 20_000_000], use_dictionary=False) == 1
+    assert held(long, use_dictionary=["text"]) == (1 << 24) // 2_000_000, "any of them may be all of a dictionary"
+    assert held(["a"] * 1000, title="b" * 4_000_000) == 4
+    assert held(["a"] * 1000, "text", title="b" * 4_000_000) == 256
+    assert held(["a"] * 1000, title="b" * 20_000_000) == 1
 
 
 def test_columns_have_other_names_and_the_title_is_optional() -> None:
@@ -182,6 +222,7 @@ def test_files_that_hold_nothing_or_are_none() -> None:
     pq.ParquetWriter(without_groups, WIKIPEDIA.schema).close()
     for empty in (parquet(WIKIPEDIA.slice(0, 0)), without_groups.getvalue()):
         assert documents(empty) == [Skipped("w/0.parquet", "parquet", "empty")]
+        assert documents(empty, Part(0, 4)) == [Skipped("w/0.parquet", "parquet", "empty")]
         assert documents(empty, Part(4, len(empty))) == []  # the first part has told it
     data = parquet(WIKIPEDIA)
     for bad in (
