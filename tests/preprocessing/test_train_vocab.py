@@ -60,6 +60,30 @@ def test_tables_are_learnt_from_too(books: Path, tmp_path: Path) -> None:
     assert (tmp_path / "--parquet").read_bytes() == (tmp_path / "--books").read_bytes()
 
 
+def test_the_command_heeds_what_it_is_told(books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [f"Ahoy {path.read_text()}" for path in sorted(books.glob("*.txt"))]
+    pq.write_table(pa.table({"text": ["no"] * len(texts), "body": texts}), tmp_path / "books.parquet")
+    table = ["--parquet", str(tmp_path / "books.parquet"), "--parquet-text-column", "body"]
+    main([*table, "--size", "9000", "--cased", "--seed", "0", "--output", str(tmp_path / "cased.txt")])
+    found = load_vocabulary(tmp_path / "cased.txt")
+    told = capsys.readouterr().out
+    assert f"cased.txt: {len(found)} tokens (9,000 were asked for; the text has no more), learnt from 12 doc" in told
+    assert "Ahoy" in found
+    main([*table, "--size", "60", "--sample-bytes", str(2 * len(texts[0])), "--output", str(tmp_path / "few.txt")])
+    assert re.search(r"few\.txt: 60 tokens, learnt from [12] documents?, ", capsys.readouterr().out)
+    assert all(
+        token.islower() or token in SPECIAL_TOKENS for token in load_vocabulary(tmp_path / "few.txt") if token.isalpha()
+    )
+
+
+def test_what_is_unfinished_lies_beside_the_output(books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, str]] = []
+    monkeypatch.setattr(files, "write_text", lambda path, _, scratch: written.append((path, scratch)))
+    for output in ("/nowhere/vocab.txt", "/vocab.txt"):
+        main(["--books", f"{books}/*.txt", "--size", "60", "--output", output])
+    assert written == [("/nowhere/vocab.txt", "/nowhere"), ("/vocab.txt", "/")]
+
+
 GIVEN = [*SPECIAL_TOKENS, *"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
 
 
@@ -177,6 +201,9 @@ def test_no_input_and_no_other_file_is_written_over_unasked(
     main(again)
     assert "holds something else" in error(capsys, *arguments, output, "--size", 61)
     assert output.read_text() == vocabulary
+    output.write_text(f"{vocabulary[:-2]}~\n")  # as many bytes
+    assert "holds something else" in error(capsys, *arguments, output, "--size", 60)
+    assert output.read_text() == f"{vocabulary[:-2]}~\n"
     output.write_bytes("\n".join([*SPECIAL_TOKENS, "é"]).encode("latin-1"))
     assert "holds something else" in error(capsys, *arguments, output)
 
