@@ -610,6 +610,21 @@ def test_offloading_is_refused_and_not_ignored(tmp_path, capsys, section, offloa
     assert f"zero_optimization.{section}: " in capsys.readouterr().err
 
 
+def test_what_a_configuration_says_is_planned_with():
+    assert read_sharding({}) == Sharding(0, "float32", accumulation=4, communication=4)
+    zero = {
+        "stage": 2, "overlap_comm": True, "use_multi_rank_bucket_allreduce": False, "reduce_bucket_size": 2**63 - 1,
+        "stage3_max_live_parameters": 7, "stage3_prefetch_bucket_size": 8, "stage3_max_reuse_distance": 9,
+    }  # fmt: skip
+    types = {"communication_data_type": "bf16", "data_types": {"grad_accum_dtype": "bf16"}}
+    found = read_sharding({"fp16": {"enabled": True}, "zero_optimization": zero, **types})
+    assert found == Sharding(2, "fp16", 2, 2, 2**63 - 1, overlap=True, scatter=True, live=7, prefetch=8, reuse=9)
+    narrow = read_sharding({"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}})
+    assert narrow == Sharding(1, "bf16", accumulation=2, communication=2)
+    assert read_sharding({"communication_data_type": "fp16"}).communication == 2
+    assert read_sharding({"data_types": {"grad_accum_dtype": "bf16"}}).accumulation == 2
+
+
 def test_what_a_configuration_leaves_out_is_deepspeed_s_default():
     assert [read_sharding({"zero_optimization": {"stage": stage}}).overlap for stage in (1, 2, 3)] == [
         False,

@@ -149,6 +149,30 @@ def test_a_bucket_as_large_as_the_model_hides_nothing():
     assert small.exposed < 0.4 * small.network
 
 
+def test_buckets_are_hidden_but_for_the_last_under_what_is_computed_meanwhile():
+    work, node = replace(WORK, accumulation=1, parameters=200_000_000), replace(A100.node, bus=1e12, network=1e12)
+    sharding = Sharding(2, bucket=50_000_000, overlap=True)
+    once = all_gather(200_000_000 * 2, 8, node)
+    one = all_reduce(50_000_000 * 4, 8, node)
+
+    def waited(backward: float) -> float:
+        products = work.micro_batch * work.flops / (0.45 * A100.peak)
+        speed = Speed(replace(A100, node=node), 0.45 * products * 2 / 3 / backward)
+        step = step_time(work, speed, sharding, 8)
+        assert step.network == pytest.approx(4 * one + once)
+        return step.exposed - once
+
+    assert waited(backward=2 * one) == pytest.approx(one + (3 - 2 * 3 / 4) * one)
+    assert waited(backward=5 * one) == pytest.approx(one)
+
+
+def test_without_zero_and_in_deepspeed_s_own_optimizer_for_bf16_the_bucket_is_not_that_of_the_settings():
+    for sharding, gathered in ((Sharding(0, "float32", bucket=1000), 0), (Sharding(1, bucket=1000), 2)):
+        step = step_time(WORK, Speed(A100, 0.45), sharding, 64)
+        gathering = all_gather(LARGE * gathered, 64, A100.node) if gathered else 0
+        assert step.network == step.exposed == pytest.approx(all_reduce(LARGE * 4, 64, A100.node) + gathering)
+
+
 def test_weights_that_are_gathered_without_overlap_are_waited_for():
     waits, hides = (step_time(WORK, Speed(A100, 0.45), Sharding(3, overlap=overlap), 64) for overlap in (False, True))
     assert waits.exposed == pytest.approx(waits.network)
