@@ -12,12 +12,13 @@ import socket
 import threading
 from pathlib import Path
 from types import ModuleType
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 
 from preprocessing import job_lock, locks
 from preprocessing.job_lock import alone
+from preprocessing.locks import try_lock, wait_and_lock
 from preprocessing.output import JobFailedError
 from preprocessing.schema import ShardDirectory
 from tests.preprocessing.maker import Maker
@@ -112,6 +113,56 @@ def test_a_lock_that_can_not_be_taken_is_a_note_and_leaves_nothing(
     assert notes == [f"{tmp_path}/out: {told}"]
     context.__exit__(None, None, None)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("call", "error"), [("make_folder", FileExistsError), ("lock_file", FileNotFoundError)])
+def test_a_folder_that_another_job_removes_as_it_ends_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: type[OSError]
+) -> None:
+    """After a look at it, or before its file is there; and not without end."""
+    really_do, failures = getattr(job_lock, call), [2]
+
+    def do(path: Path, **options: Any) -> Any:
+        if failures[0]:
+            failures[0] -= 1
+            raise error(errno.ENOENT, "gone", str(path))
+        return really_do(path, **options)
+
+    monkeypatch.setattr(job_lock, call, do)
+    monkeypatch.setattr(job_lock, "_ATTEMPTS", 3)
+    with alone(str(tmp_path / "out"), pytest.fail):
+        assert (tmp_path / "out" / ".work" / "lock").exists()
+    failures[0] = 99
+    with alone(str(tmp_path / "out"), pytest.fail):  # where nothing can be made the job itself says why
+        assert failures == [96]
+        assert not (tmp_path / "out" / ".work" / "lock").exists()
+
+
+def test_a_lock_that_another_job_has_removed_as_it_ended_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, left = tmp_path / "out" / ".work" / "lock", [2]
+
+    def lock_once_gone(file: TextIO, *others: Any) -> bool | None:
+        if left[0]:
+            left[0] -= 1
+            lock.unlink()
+            if left[0]:
+                lock.touch()  # another one's by now
+        return wait_and_lock(file, *others)
+
+    monkeypatch.setattr(job_lock, "wait_and_lock", lock_once_gone)
+    with alone(str(tmp_path / "out"), pytest.fail), lock.open() as other:
+        assert left == [0]
+        assert try_lock(other.fileno()) is False
+
+
+def test_what_lies_elsewhere_has_no_lock_and_nothing_is_made_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with alone("memory://bucket/out", pytest.fail):
+        assert not list(tmp_path.iterdir())
 
 
 def test_where_a_file_system_has_no_locks_that_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
