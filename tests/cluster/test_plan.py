@@ -14,9 +14,9 @@ from transformers import BertConfig
 
 from cluster.plan import main
 from cluster.planning.estimate import make_plan, scaling
-from cluster.planning.hardware import GPUS, find_gpu
+from cluster.planning.hardware import GPUS, change_node, find_gpu
 from cluster.planning.plans import Assumptions, Cluster
-from cluster.planning.report import report
+from cluster.planning.report import _hours, calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
 from preprocessing.schema import PAIR
 from tests.failing import REASON, fail_at, fail_on
@@ -505,6 +505,63 @@ def test_weights_that_can_not_be_looked_at_for_a_moment_are_no_mistake(tmp_path,
     assert str(tmp_path / "config.json") in error
     assert REASON in error
     assert error.count("\n") == 1
+
+
+def test_graphs_are_named_where_launches_are_waited_for_and_graphs_would_be_faster():
+    def told(made, hours_in_graphs):
+        return "".join(report("large", replace(made, hours_in_graphs=hours_in_graphs), "assumed", []))
+
+    busy, waiting = plan(launch=0.0), plan(launch=1.0)
+    assert "wait for the CPU" in told(waiting, None)
+    assert "train.cuda_graphs=true" in told(waiting, waiting.hours / 2)
+    for made, hours_in_graphs in ((waiting, None), (waiting, 0.99 * waiting.hours), (busy, busy.hours / 2)):
+        assert "cuda_graphs" not in told(made, hours_in_graphs)
+
+
+def rows_of(text):
+    """The cells of all tables, row by row."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.split("\n") if line.startswith("|")]
+
+
+def test_the_tables_of_a_report_show_its_own_plan_and_other_numbers_of_gpus():
+    made = plan()
+    text = "".join(report("large", made, "assumed", [(2, 100.0), (16, 20.0), (32, 8.0)]))
+    assert [row[0] for row in rows_of(text) if row[0].endswith("(this plan)")] == ["2 (this plan)"]
+    assert rows_of(text)[-5][3:] == ["times as fast as 2", "of ideal"]
+    others = [
+        ["2", "100.0", "200", "1.0", "100%"],
+        ["16", "20.0", "320", "5.0", "62%"],
+        ["32", "8.00", "256", "12.5", "78%"],
+    ]
+    assert rows_of(text)[-3:] == others
+    assert f"A checkpoint has {made.parameters * 12 / 1e9:.2f} GB (12 bytes a parameter, over all ranks)" in text
+
+
+def test_published_runs_are_shown_with_their_rates_and_errors():
+    rows = [row for row in rows_of("".join(calibration())) if row[0].replace(",", "").isdigit()]
+    assert [row[3] for row in rows if row[3][0] not in "+-"] == ["fitted"] * 3
+    assert [row[4] for row in rows if row[0] in ("1", "256")] == ["191.2", "580.0", "540.2", "210.0", "194.0"]
+    for gpus, published, predicted, error, rate, predicted_rate in rows:
+        ratio = float(predicted.replace(",", "")) / float(published.replace(",", ""))
+        assert float(rate) / float(predicted_rate) == pytest.approx(ratio, rel=0.02), gpus
+        assert error == "fitted" or float(error[:-1]) / 100 == pytest.approx(ratio - 1, abs=0.02)
+
+
+def test_hours_have_as_many_digits_as_are_worth_it():
+    assert [_hours(hours) for hours in (0.004, 9.994, 10, 1234.56)] == ["0.00", "9.99", "10.0", "1,234.6"]
+
+
+def test_a_gpu_is_found_in_any_case_and_its_node_keeps_what_is_not_told():
+    assert find_gpu("H200") is GPUS["h200"]
+    for name in ("H20", "HH200"):
+        with pytest.raises(ConfigError, match=rf"^no GPU called '{name}' here; h200.*\?$"):
+            find_gpu(name)
+    gpu = GPUS["h100"]
+    assert change_node(gpu, None, None, None) is gpu
+    given = replace(gpu.node, source="as given")
+    assert change_node(gpu, 4, None, None).node == replace(given, gpus=4)
+    assert change_node(gpu, None, 100.0, None).node == replace(given, bus=100e9)
+    assert change_node(gpu, None, None, 400.0).node == replace(given, network=400e9 / 8 * 0.96)
 
 
 def test_what_a_plan_takes_for_granted_where_nothing_is_told(capsys):
