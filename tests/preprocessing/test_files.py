@@ -48,6 +48,17 @@ def test_names_below_are_those_of_regular_files(tmp_path: Path) -> None:
     assert names_below(str(tmp_path)) == {"deep/er/file": 3, "link": 3}
 
 
+def test_a_path_is_found_from_another_folder_and_through_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("deep")
+    assert files.absolute("a/b") == f"{tmp_path}/a/b"
+    assert files.absolute("/a/b") == "/a/b"
+    assert files.absolute("gs://bucket/a") == "gs://bucket/a"
+    assert files.is_same("link/../deep/a", f"{tmp_path}/deep/a")
+    assert not files.is_same("deep/a", "deep/b")
+    assert not files.is_same("gs://bucket/a", "gs://bucket/b/../a"), "names there have no detours"
+
+
 def test_a_place_that_beam_does_not_know_is_no_empty_folder() -> None:
     with pytest.raises(OSError, match=r"^Beam knows no nowhere://, but gs://, "):
         names_below("nowhere://bucket/folder")

@@ -30,6 +30,15 @@ def test_several_share_it(two):
     assert try_lock(two[0]) is False
 
 
+def test_one_that_waits_has_it_alone_once_the_other_has_let_go(tmp_path):
+    with (tmp_path / "lock").open("a+") as one, (tmp_path / "lock").open("a+") as other:
+        assert try_lock(one.fileno()) is True
+        threading.Timer(0.1, one.close).start()
+        assert try_lock(other.fileno(), wait=True) is True
+        with (tmp_path / "lock").open() as third:
+            assert try_lock(third.fileno(), shared=True) is False
+
+
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks(two, monkeypatch, code):
     def refuse(*_):
