@@ -49,9 +49,16 @@ def read_programs(job: str, settings: ClusterSettings, given: Sequence[str]) -> 
     of_settings: dict[Name, Sequence[str]] = {name: getattr(settings, name).arguments for name in NAMES}
     if job != "all":
         name: Name = next(name for name in NAMES if name == job)
-        return [READERS[name]([*of_settings[name], *given])]
+        words = [*of_settings[name], *given]
+        if not words:
+            where = f"after --, or as arguments = [...] in [{name}] of the file that --settings names"
+            raise ConfigError(f"{name}: no arguments for the program; give them {where}")
+        return [READERS[name](words)]
     if given:
         raise ConfigError("all: which program is this for? write arguments = [...] in [preprocess], [pretrain], [eval]")
+    if lacking := [f"[{name}]" for name in NAMES if not of_settings[name]]:
+        where = f"{', '.join(lacking)} of the file that --settings names"
+        raise ConfigError(f"all: no arguments for the programs; write arguments = [...] in {where}")
     return read_chain(of_settings)
 
 
