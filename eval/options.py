@@ -39,7 +39,8 @@ def parse(argv: Sequence[str], program: str = "python -m eval.run") -> argparse.
         parser.error(f"--checkpoint {arguments.checkpoint}: results have no place beside it; give one by --output")
     arguments.output = arguments.output or default_output(arguments.checkpoint, arguments.tasks)
     if not 0 <= arguments.grid_index < arguments.grid_count:
-        parser.error(f"--grid-index {arguments.grid_index} is not from 0 to {arguments.grid_count - 1}")
+        last = arguments.grid_count - 1
+        parser.error(f"--grid-index {arguments.grid_index} is not from 0 to {last}, as --grid-count is {last + 1}")
     return arguments
 
 

@@ -176,7 +176,7 @@ def _is_mine_to_collect(arguments: argparse.Namespace, plan: Plan) -> bool:
     if missing := sum(len(experiment.missing()) for experiment in plan.experiments.values()):
         _log.info(
             "%d points of the grid are not finished; the process that finishes the last one writes %s. Where none is "
-            "at work any more, the same command again does the rest",
+            "at work any more, the command without --grid-index and --grid-count does the rest",
             missing,
             arguments.output / RESULTS,
         )

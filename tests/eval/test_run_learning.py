@@ -525,6 +525,20 @@ def test_processes_share_a_grid_and_the_last_one_gathers(
     assert not (tmp_path / "only" / "results.json").exists()
 
 
+def test_what_a_process_that_is_gone_has_left_the_command_without_a_share_does(
+    export: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    write_mrpc(data)
+    sharing = ("--grid-index", "0", "--grid-count", "2")
+    for _ in range(2):
+        assert run(export, data, tmp_path / "out", "mrpc", "--seeds", "2", *sharing) == 0
+        assert not (tmp_path / "out" / "results.json").exists()
+    assert caplog.text.count("the command without --grid-index and --grid-count does the rest") == 2
+    assert run(export, data, tmp_path / "out", "mrpc", "--seeds", "2") == 0
+    assert (tmp_path / "out" / "results.json").exists()
+
+
 class FiveInTwo:
     points = ("a", "b", "c", "d", "e")
 
@@ -1747,6 +1761,7 @@ def test_a_model_too_shallow_for_features(
         (["--epochs", "0"], "'0' is not a whole number of 1 or more"),
         (["--seeds", "0"], "'0' is not a whole number of 1 or more"),
         (["--grid-index", "2", "--grid-count", "2"], "--grid-index 2 is not from 0 to 1"),
+        (["--grid-index", "1"], "--grid-index 1 is not from 0 to 0, as --grid-count is 1"),
         (["--precision", "fp8"], "invalid choice: 'fp8'"),
         (["--hub"], "not allowed with argument --data"),
     ],
