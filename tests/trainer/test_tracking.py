@@ -519,6 +519,7 @@ def test_a_server_that_is_away_fails_nothing_and_gets_all_later(
         wait_for(lambda: "will try again" in caplog.text)
     assert time.monotonic() - began < 60
     assert f"python -m trainer.tracking sync {run.path}" in caplog.text
+    assert {record.name.split(".")[0] for record in caplog.records} == {"trainer"}, "a library tells of every try"
 
     assert main(["sync", str(run.path)]) == 1  # still away
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)  # nothing lies anywhere yet: another store will do

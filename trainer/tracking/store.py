@@ -44,6 +44,7 @@ _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's page o
 for _noisy in ("mlflow", "alembic"):  # what a new store's tables are called, and that a monitor has begun
     logging.getLogger(_noisy).setLevel(logging.WARNING)
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # a traceback of every error, which is raised too
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # each try of a server that is away, maybe for days
 
 
 class LostRunError(RuntimeError):
