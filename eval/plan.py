@@ -125,7 +125,10 @@ def _experiments(tasks: Sequence[FineTuned], arguments: argparse.Namespace, benc
         )
     longest = arguments.max_length or 0
     if tasks and longest > bench.checkpoint.positions:
-        raise UsageError(f"--max-length {longest}: the export has {bench.checkpoint.positions} positions; give as many")
+        raise UsageError(
+            f"--max-length {longest}: the export has {bench.checkpoint.positions} positions; give as many, or make one "
+            "with more by trainer.new_positions"
+        )
     search = search_of(arguments)
 
     def read(task: FineTuned) -> tuple[FineTuned, Parts]:
