@@ -159,15 +159,16 @@ def test_what_a_kill_after_the_last_checkpoint_cut_is_made_up_for(call, tmp_path
 
 def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(call, tmp_path):
     """One rank is told; all agree, finish the step and write. The same command then gives the uninterrupted curve."""
-    codes, _ = call(world=2, task=run_pretrain_and_signal)
+    settings = ["log.validate_every=0"]  # a validation would end there too
+    codes, _ = call(*settings, world=2, task=run_pretrain_and_signal)
     run = tmp_path / "run"
     assert codes == [0, 0]
     assert (run / "outcome").read_text().startswith("requeue: asked to stop after step ")
     stopped_at = [line["step"] for line in read_lines(run / "metrics.jsonl")][-1]
     assert 0 < stopped_at < 8
     assert (run / "checkpoints" / "latest").read_text() == f"step-{stopped_at:06d}\n"
-    assert call(world=2)[0] == [0, 0]
-    call(world=2, output=tmp_path / "whole")
+    assert call(*settings, world=2)[0] == [0, 0]
+    call(*settings, world=2, output=tmp_path / "whole")
     keys = ("step", "loss", "grad_norm")
     curves = [
         [[line[key] for key in keys] for line in read_lines(path / "metrics.jsonl")]
