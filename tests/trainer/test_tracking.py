@@ -1270,8 +1270,10 @@ def test_system_metrics_go_on_where_they_were(run: RunDirectory, store: str) -> 
     prepare(run, "tests")
     run_id = sync(run)
     MlflowClient(store).log_metric(run_id, "system/cpu_utilization_percentage", 1.0, step=41)
+    before = {*threading.enumerate()}
     monitor = tracker_module._monitor(run, run_id)
     assert monitor._logging_step == 42
+    assert {*threading.enumerate()} - before, "it measures"
     monitor.finish()
 
 
