@@ -29,6 +29,7 @@ import yaml
 from cluster.checks import check_reads, writing
 from cluster.k8s.launch import STAGING, _object_name
 from cluster.launch import main
+from cluster.local.settings import LocalSettings
 from cluster.programs import CORPUS, READERS, Program, read_chain
 from cluster.settings import load_settings
 from cluster.slurm import visible
@@ -913,6 +914,17 @@ def test_all_on_this_machine_is_three_scripts_one_after_the_other(here, capsys):
     assert "--nproc-per-node=4" in training
     assert "export OMP_NUM_THREADS=3" in training
     assert "export DS_ACCELERATOR=cpu" in training
+
+
+@pytest.mark.parametrize(("gpus", "ranks", "processes"), [(0, 0, 1), (2, 0, 2), (0, 3, 3), (2, 2, 2)])
+def test_on_this_machine_a_process_trains_on_each_gpu_or_as_many_as_are_asked_for(gpus, ranks, processes):
+    assert LocalSettings(gpus, ranks).processes == processes
+
+
+@pytest.mark.parametrize("setting", ["gpus", "ranks", "threads"])
+def test_on_this_machine_nothing_is_less_than_none(setting):
+    with pytest.raises(ValueError, match=r"^gpus, ranks and threads must be 0 or more$"):
+        LocalSettings(**{setting: -1})
 
 
 def test_on_this_machine_the_launch_becomes_the_script_once_it_has_told_which(here, monkeypatch):
