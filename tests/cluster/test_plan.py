@@ -564,6 +564,12 @@ def test_a_gpu_is_found_in_any_case_and_its_node_keeps_what_is_not_told():
     assert change_node(gpu, None, None, 400.0).node == replace(given, network=400e9 / 8 * 0.96)
 
 
+def test_as_many_gpus_as_a_batch_has_sequences_have_one_each(capsys):
+    assert run_large("phases.0.global_batch_size=8", "phases.1.global_batch_size=8", "--json") == 0
+    phases = json.loads(capsys.readouterr().out)["phases"]
+    assert [(phase["micro_batch"], phase["accumulation"]) for phase in phases] == [(1, 1)] * 2
+
+
 def test_what_a_plan_takes_for_granted_where_nothing_is_told(capsys):
     assert run("--recipe", "lamb_64k", "--gpu", "h200", "--gpus", "64", "--json") == 0
     figures = json.loads(capsys.readouterr().out)
