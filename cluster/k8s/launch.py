@@ -258,7 +258,7 @@ def _submit(command: list[str], once_more: str, training: str, old: Path | None)
         old: the outcome.
 
     Raises:
-        ConfigError: the cluster refused, such as another job of a name that is there.
+        ConfigError: the cluster refused, such as another job of a name that is there; or the outcome can't be put back.
     """
     content, begun = b"", False
     if old:
@@ -269,8 +269,11 @@ def _submit(command: list[str], once_more: str, training: str, old: Path | None)
         said = _apply(command, once_more)
         begun = f"{training} unchanged" not in said
     finally:
-        if old and not begun and not exists(old):
-            write_atomically(old, content)
+        if old and not begun:
+            line = content.decode(errors="replace").strip()
+            with checks.writing(f"no training has begun, so write there again what it held: {line}"):
+                if not exists(old):
+                    write_atomically(old, content)
     print(said, end="")
 
 

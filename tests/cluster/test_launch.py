@@ -27,6 +27,7 @@ import tomli_w
 import yaml
 
 from cluster.checks import check_reads, writing
+from cluster.k8s import launch as launch_on_kubernetes
 from cluster.k8s.launch import STAGING, _object_name
 from cluster.launch import main
 from cluster.local.settings import LocalSettings
@@ -1324,6 +1325,20 @@ def test_on_kubernetes_an_old_ending_stays_where_no_training_begins(here, pods, 
     kubectl(here, answer.replace("NAME", f"{_object_name(run.path)}-pretrain"), monkeypatch)
     assert pretrain_on_kubernetes(here, f'kubernetes.pretrain.kind="{kind}"') == code
     assert run.outcome == (("failed", "the loss is nan") if stays else None)
+
+
+def test_on_kubernetes_an_old_ending_that_can_not_be_put_back_is_told(here, pods, monkeypatch, capsys):
+    run = RunDirectory(here / "runs" / "tiny")
+    run.path.mkdir(parents=True)
+    shutil.copyfile(here / "tiny.toml", run.config)
+    run.set_outcome("failed", "the loss is nan")
+    kubectl(here, "exit 1", monkeypatch)
+    fail_on(monkeypatch, launch_on_kubernetes, "exists", run.outcome_file, errno.ESTALE)
+    assert pretrain_on_kubernetes(here) == 1
+    told = (
+        f"error: {run.outcome_file}: can't be written (Stale file handle); no training has begun, so write there again"
+    )
+    assert capsys.readouterr().err.endswith(f"{told} what it held: failed: the loss is nan\n")
 
 
 def test_on_kubernetes_what_begins_a_failed_run_anew_takes_its_ending_away(here, pods, monkeypatch, capsys):
