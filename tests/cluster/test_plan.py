@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -91,6 +92,8 @@ def test_a_left_to_right_model_predicts_every_token():
 def test_a_run_that_stops_early_is_planned_as_far_as_it_goes():
     short = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", ["train.max_steps=1000"])
     assert [phase.steps for phase in plan(short).phases] == [1000]
+    later = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", ["train.max_steps=7100"])
+    assert [phase.steps for phase in plan(later).phases] == [7038, 62]
 
 
 def test_a_run_that_ends_before_a_later_phase_is_shown_as_far_as_it_goes(capsys):
@@ -661,6 +664,8 @@ def test_a_model_that_does_not_fit_says_what_would_do(gpus, settings, words, cap
     error = capsys.readouterr().err
     assert "not even one sequence" in error
     assert all(word in error for word in words), error
+    assert (needed := re.search(r": weights, gradients and optimizer take (\d+\.\d) GiB of 36\.0; ", error)), error
+    assert 10 < float(needed[1]) < 10_000
 
 
 @pytest.mark.parametrize("offload", [{"device": "cpu"}, "cpu"])
