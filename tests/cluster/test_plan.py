@@ -510,6 +510,17 @@ def test_weights_that_can_not_be_looked_at_for_a_moment_are_no_mistake(tmp_path,
     assert error.count("\n") == 1
 
 
+def test_what_is_sent_in_buckets_is_waited_for_where_graphs_end_before():
+    cluster = Cluster(GPUS["h200"], 64, Sharding(2, overlap=True, bucket=50_000_000))
+    settings = ["train.cuda_graphs=true", "data.token_multiple=1024"]
+    plain, in_graphs = (
+        make_plan(load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", given), cluster, Assumptions(0.45)).phases[0].step
+        for given in ([], settings)
+    )
+    assert plain.exposed < plain.network / 2
+    assert in_graphs.exposed == pytest.approx(in_graphs.network)
+
+
 def test_graphs_are_named_where_launches_are_waited_for_and_graphs_would_be_faster():
     def told(made, hours_in_graphs):
         return "".join(report("large", replace(made, hours_in_graphs=hours_in_graphs), "assumed", []))
