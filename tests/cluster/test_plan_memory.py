@@ -29,9 +29,11 @@ SHAPES = {
     "small": (SMALL, MicroBatch(8, 64, 80)),
     "relu": (RELU, MicroBatch(8, 64, 80)),
     "wide": (WIDE, MicroBatch(4, 64, 40)),
+    "scores": (replace(SMALL, vocab_size=8000, num_hidden_layers=1), MicroBatch(2, 64, 100)),  # which take most of it
 }
 WIDTHS = {torch.float32: 4, torch.bfloat16: 2}
-WAYS = [*itertools.product(("small", "wide"), WIDTHS, (False, True)), ("relu", torch.bfloat16, False)]
+WAYS = [*itertools.product(("small", "wide"), WIDTHS, (False, True)), ("relu", torch.bfloat16, False),
+        *itertools.product(("scores",), WIDTHS, (False,))]  # fmt: skip
 
 
 def losses(config, batch, dtype):
