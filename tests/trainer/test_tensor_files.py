@@ -121,6 +121,7 @@ class TestPickled:
             read_pickled_tensors(save({"a": Hostile()}))
         assert not (tmp_path / "was here").exists()
 
+    @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")
     @pytest.mark.parametrize("content", [
         [torch.ones(2)], torch.ones(2), {"a": 7}, {"a": {"b": torch.ones(2)}},
         {"a": torch.zeros(1).expand(10**12)},  # of one number
