@@ -1308,6 +1308,16 @@ def test_on_kubernetes_evaluation_does_not_take_an_old_ending_for_the_new_traini
     assert bool(run.outcome) == stays
 
 
+@pytest.fixture
+def failed(here):
+    """A run that has failed."""
+    run = RunDirectory(here / "runs" / "tiny")
+    run.path.mkdir(parents=True)
+    shutil.copyfile(here / "tiny.toml", run.config)
+    run.set_outcome("failed", "the loss is nan")
+    return run
+
+
 @pytest.mark.parametrize(("kind", "answer", "code", "stays"), [
     ("jobset", "exit 1", 2, True),
     ("jobset", "echo jobset.jobset.x-k8s.io/NAME unchanged", 0, True),
@@ -1317,41 +1327,29 @@ def test_on_kubernetes_evaluation_does_not_take_an_old_ending_for_the_new_traini
      "created", 0, False),
     ("trainjob", "echo trainjob.trainer.kubeflow.org/NAME unchanged", 0, True),
 ])  # fmt: skip
-def test_on_kubernetes_an_old_ending_stays_where_no_training_begins(here, pods, monkeypatch, kind, answer, code, stays):
-    run = RunDirectory(here / "runs" / "tiny")
-    run.path.mkdir(parents=True)
-    shutil.copyfile(here / "tiny.toml", run.config)
-    run.set_outcome("failed", "the loss is nan")
-    kubectl(here, answer.replace("NAME", f"{_object_name(run.path)}-pretrain"), monkeypatch)
+def test_on_kubernetes_an_old_ending_stays_where_no_training_begins(
+    here, pods, failed, monkeypatch, kind, answer, code, stays
+):
+    kubectl(here, answer.replace("NAME", f"{_object_name(failed.path)}-pretrain"), monkeypatch)
     assert pretrain_on_kubernetes(here, f'kubernetes.pretrain.kind="{kind}"') == code
-    assert run.outcome == (("failed", "the loss is nan") if stays else None)
+    assert failed.outcome == (("failed", "the loss is nan") if stays else None)
 
 
-def test_on_kubernetes_an_old_ending_that_can_not_be_put_back_is_told(here, pods, monkeypatch, capsys):
-    run = RunDirectory(here / "runs" / "tiny")
-    run.path.mkdir(parents=True)
-    shutil.copyfile(here / "tiny.toml", run.config)
-    run.set_outcome("failed", "the loss is nan")
+def test_on_kubernetes_an_old_ending_that_can_not_be_put_back_is_told(here, pods, failed, monkeypatch, capsys):
     kubectl(here, "exit 1", monkeypatch)
-    fail_on(monkeypatch, launch_on_kubernetes, "exists", run.outcome_file, errno.ESTALE)
+    fail_on(monkeypatch, launch_on_kubernetes, "exists", failed.outcome_file, errno.ESTALE)
     assert pretrain_on_kubernetes(here) == 1
-    told = (
-        f"error: {run.outcome_file}: can't be written (Stale file handle); no training has begun, so write there again"
-    )
-    assert capsys.readouterr().err.endswith(f"{told} what it held: failed: the loss is nan\n")
+    told = f"error: {failed.outcome_file}: can't be written (Stale file handle); no training has begun, so write there"
+    assert capsys.readouterr().err.endswith(f"{told} again what it held: failed: the loss is nan\n")
 
 
-def test_on_kubernetes_what_begins_a_failed_run_anew_takes_its_ending_away(here, pods, monkeypatch, capsys):
+def test_on_kubernetes_what_begins_a_failed_run_anew_takes_its_ending_away(here, pods, failed, monkeypatch, capsys):
     """Or the evaluation, which looks at once, would take it for the new one's."""
-    run = RunDirectory(here / "runs" / "tiny")
-    run.path.mkdir(parents=True)
-    shutil.copyfile(here / "tiny.toml", run.config)
-    run.set_outcome("failed", "the loss is nan")
     kubectl(here, "echo spec.template: Invalid value: field is immutable >&2; exit 1", monkeypatch)
     assert pretrain_on_kubernetes(here) == 2
-    replace = f"rm -f {run.outcome_file} && kubectl replace --force -k {run.path}/job"
+    replace = f"rm -f {failed.outcome_file} && kubectl replace --force -k {failed.path}/job"
     assert capsys.readouterr().err.endswith(f"make it anew: {replace}\n")
-    assert run.ending == "failed"
+    assert failed.ending == "failed"
 
 
 @pytest.mark.parametrize(("is_folder", "code"), [(False, 1), (True, 2)])
