@@ -95,22 +95,22 @@ def open_checkpoint(path: Path) -> Checkpoint:
         with reading(path):
             weights = weights_file(path)
             before = stamp(weights)
-            checkpoint = _open(path)
+            checkpoint = _open(path, weights)
         if stamp(weights) == before:
             return checkpoint
 
 
-def _open(path: Path) -> Checkpoint:
+def _open(path: Path, weights: Path) -> Checkpoint:
     _check_folder(path)
     with _as_usage_error():
         export, tokenizer = load_export(path), load_tokenizer(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _check_tokenizer(path, tokenizer, export.config)
-    weights = checksum(weights_file(path))
-    whole = checksum_of(f"{weights} {export.config} {tokenizer.to_str()}".encode())
+    weights_blake2b = checksum(weights)
+    whole = checksum_of(f"{weights_blake2b} {export.config} {tokenizer.to_str()}".encode())
     tokenizer.post_processor = frame(tokenizer.get_vocab())
-    return Checkpoint(path, export, tokenizer, weights, whole)
+    return Checkpoint(path, export, tokenizer, weights_blake2b, whole)
 
 
 def _check_folder(path: Path) -> None:

@@ -46,6 +46,7 @@ typedef struct {
 
 /* A stream that a program made. What the default one has to do counts as all that there is: NULL. */
 static Stream *made(cudaStream_t stream) { return (size_t)stream > 2 ? (Stream *)stream : NULL; }
+static long asked_of(cudaStream_t stream) { return made(stream) ? made(stream)->launches : counts.launches; }
 
 void stand_in_launched(cudaStream_t stream)
 {
@@ -87,7 +88,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     if (captured && stream != captured)
         return cudaSuccess; /* others may be waited for meanwhile */
-    return waited_for(made(stream) ? made(stream)->launches : counts.launches);
+    return waited_for(asked_of(stream));
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
@@ -342,7 +343,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    *(Event *)event = (Event){seconds(), made(stream) ? made(stream)->launches : counts.launches};
+    *(Event *)event = (Event){seconds(), asked_of(stream)};
     return cudaSuccess;
 }
 
