@@ -113,12 +113,12 @@ class Watch:
 
     def outcome(self) -> Outcome | None:
         """How the run ended; tells once of what stands there and doesn't say it, as the run may be gone on with."""
-        unknown = self._run.unknown_outcome
+        outcome, unknown = self._run.read_outcome()
         if unknown not in ("", self._unknown_outcome):
             told = "%s: no outcome that is known here (%s), so the run counts as going on"
             _log.warning(told, self._run.outcome_file, unknown)
         self._unknown_outcome = unknown
-        return self._run.outcome
+        return outcome
 
     def follow(self, poll: float) -> Outcome:
         """Evaluate until nothing more is to come; look every ``poll`` seconds. Returns how the run ended."""

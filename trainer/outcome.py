@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run: Path = parser.parse_args(argv).run
     try:
         run.stat()
-        outcome, unknown = RunDirectory(run).outcome, RunDirectory(run).unknown_outcome
+        outcome, unknown = RunDirectory(run).read_outcome()
     except OSError as error:
         told = (
             unavailable(run, error.strerror) if is_passing(error) else f"{run}: not a run directory ({error.strerror})"

@@ -111,20 +111,19 @@ class RunDirectory:
     @property
     def outcome(self) -> Outcome | None:
         """How the trainer ended; None while it runs and where it crashed."""
-        return _outcome_of(self._told_outcome)
+        outcome, _ = self.read_outcome()
+        return outcome
 
-    @property
-    def unknown_outcome(self) -> str:
-        """What stands in the place of an outcome and is none, as of a newer version; empty where nothing does."""
-        told = self._told_outcome
-        return "" if _outcome_of(told) else one_line(told)
-
-    @property
-    def _told_outcome(self) -> str:
+    def read_outcome(self) -> tuple[Outcome | None, str]:
+        """The outcome, and what stands in its place and is none, as of a newer version; empty where nothing does."""
         try:
-            return self.outcome_file.read_text(encoding="utf-8", errors="replace").strip()
+            told = self.outcome_file.read_text(encoding="utf-8", errors="replace").strip()
         except FileNotFoundError:
-            return ""
+            return None, ""
+        ending, _, reason = told.partition(": ")
+        if ending in get_args(Ending):
+            return Outcome(cast(Ending, ending), reason), ""
+        return None, one_line(told)
 
     @property
     def ending(self) -> Ending | None:
@@ -225,11 +224,6 @@ def step_number(path: Path) -> int:
 def one_line(reason: str) -> str:
     """What went wrong in one line, with what would command a terminal written out."""
     return in_line(" ".join(reason.split()))
-
-
-def _outcome_of(line: str) -> Outcome | None:
-    ending, _, reason = line.partition(": ")
-    return Outcome(cast(Ending, ending), reason) if ending in get_args(Ending) else None
 
 
 def _outcome_line(ending: Ending, reason: str) -> str:
