@@ -38,7 +38,11 @@ def parse(argv: Sequence[str], program: str = "python -m eval.run") -> argparse.
     if not (arguments.output or arguments.checkpoint.name):
         parser.error(f"--checkpoint {arguments.checkpoint}: results have no place beside it; give one by --output")
     arguments.output = arguments.output or default_output(arguments.checkpoint, arguments.tasks)
-    if not 0 <= arguments.grid_index < arguments.grid_count:
+    if arguments.grid_index is None:
+        if arguments.grid_count > 1:
+            parser.error(f"--grid-count {arguments.grid_count} needs --grid-index, the number of this process")
+        arguments.grid_index = 0
+    if arguments.grid_index >= arguments.grid_count:
         last = arguments.grid_count - 1
         parser.error(f"--grid-index {arguments.grid_index} is not from 0 to {last}, as --grid-count is {last + 1}")
     return arguments
@@ -221,7 +225,7 @@ def _add_sharing(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--workers", type=_workers, default=1, metavar="N", help="processes here, each with a GPU where there are some"
     )
-    group.add_argument("--grid-index", type=_index, default=0, metavar="I", help="this process's number, from 0")
+    group.add_argument("--grid-index", type=_index, metavar="I", help="this process's number, from 0")
     group.add_argument(
         "--grid-count", type=_positive, default=1, metavar="N", help="processes that share the grids' points"
     )

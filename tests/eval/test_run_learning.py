@@ -1763,6 +1763,7 @@ def test_a_model_too_shallow_for_features(
         (["--seeds", "0"], "'0' is not a whole number of 1 or more"),
         (["--grid-index", "2", "--grid-count", "2"], "--grid-index 2 is not from 0 to 1"),
         (["--grid-index", "1"], "--grid-index 1 is not from 0 to 0, as --grid-count is 1"),
+        (["--grid-count", "2"], "--grid-count 2 needs --grid-index"),
         (["--precision", "fp8"], "invalid choice: 'fp8'"),
         (["--hub"], "not allowed with argument --data"),
     ],

@@ -810,7 +810,7 @@ def test_the_password_of_an_mlflow_that_is_out_of_reach_is_not_shown(
         (["--tasks", "fill_mask", "--output", "x"], "error: --checkpoint, --output, --points-only and --grid-* are "),
         *(
             (["--tasks", "fill_mask", *own], "error: --checkpoint, --output, --points-only and --grid-* are ")
-            for own in (["--checkpoint", "x"], ["--points-only"], ["--grid-count", "2"])
+            for own in (["--checkpoint", "x"], ["--points-only"], ["--grid-index", "0", "--grid-count", "2"])
         ),
     ],
 )
