@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import gc
 import json
 import math
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +72,7 @@ class Parts:
 
     OUTPUT/NAME.json holds what the benchmark says about itself and a record of each part: kind, name, seconds, and what
     was found or the error. OUTPUT/NAME.md is the page made of them. A part is there before it begins, so that they name
-    the one in which the process was killed.
+    the one in which the process was killed. One that took the GPU from its process, or that process's life, is "lost".
 
     Attributes:
         records: of the parts so far.
@@ -79,7 +81,7 @@ class Parts:
 
     def __init__(
         self, stem: Path, about: dict[str, Any], page: Callable[[list[dict[str, Any]]], str], end: float = math.inf,
-        go_on: bool = False,
+        go_on: bool = False, patience: float = threading.TIMEOUT_MAX,
     ):  # fmt: skip
         """Begin with nothing, or with what an earlier process left.
 
@@ -89,19 +91,26 @@ class Parts:
             page: makes the page of the records.
             end: seconds after the start of the first process from which on no part is begun.
             go_on: leave out the parts that have a record already, such as of the one that an earlier process died of.
+            patience: seconds until a part is given up, and the process with it: a kernel may never come to its end.
         """
-        self._stem, self._page, self._end = stem, page, end
+        self._stem, self._page, self._end, self._patience = stem, page, end, patience
         written = stem.with_suffix(".json")
         known = json.loads(written.read_text(encoding="utf-8")) if go_on and written.exists() else {}
         self.records: list[dict[str, Any]] = known.get("parts", [])
         self.began: float = known.get("began", time.time() - seconds_since_start())
         self._about = about
 
-    def run(self, kind: str, name: str, measure: Callable[[], Any]) -> Any:
+    def run(self, kind: str, name: str, measure: Callable[[], Any], needs: Sequence[str] = ()) -> Any:
         """What a part finds (JSON); None where it fails or there is no time left for it.
 
         Where a part loses the GPU to this process, such as by an address that a kernel got wrong, the process ends with
         the exit code GPU_LOST: no other part would find anything in it.
+
+        Args:
+            kind: of the part.
+            name: likewise.
+            measure: finds it.
+            needs: names of parts, with any of which lost this one would be lost too, and is not run.
         """
         for record in self.records:
             if (record["kind"], record["name"]) == (kind, name):
@@ -109,27 +118,41 @@ class Parts:
         began = self._passed()
         record = {"kind": kind, "name": name, "seconds": 0.0}
         self.records.append(record)
+        lost = [needed for needed in needs if any(one["name"] == needed and "lost" in one for one in self.records)]
         if began > self._end:
             record["error"] = f"not run: {self._end:.0f} seconds had passed"
+        elif lost:
+            record["error"] = f"not run: it would be lost as was {lost[0]}"
         else:
-            record["error"] = "the process ended in it"
+            record |= {"error": "the process ended in it", "lost": True}
             self._write()
+            giving_up = threading.Timer(self._patience, self._give_up, [record])
+            giving_up.daemon = True
+            giving_up.start()
             try:
                 record["found"] = measure()
                 del record["error"]
             except Exception as error:
                 traceback.print_exc()
                 record["error"] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            try:
+                release()  # only here nothing holds the frames of a failed part, and their tensors, any more
+                del record["lost"]
+            except RuntimeError:
+                traceback.print_exc()
+            giving_up.cancel()
         record["seconds"] = self._passed() - began
         self._write()
         print(f"{kind}, {name}: {record.get('error', 'done')}, {record['seconds']:.0f} s", file=sys.stderr, flush=True)
-        try:
-            release()  # only here nothing holds the frames of a failed part, and their tensors, any more
-        except RuntimeError:
-            traceback.print_exc()
-            sys.stderr.flush()
+        if "lost" in record:
             os._exit(GPU_LOST)  # a usual exit may wait for the GPU
         return record.get("found")
+
+    def _give_up(self, record: dict[str, Any]) -> None:
+        faulthandler.dump_traceback()
+        record["error"] = f"given up after {self._patience:.0f} seconds"
+        self._write()
+        os._exit(GPU_LOST)
 
     def _passed(self) -> float:
         return time.time() - self.began
@@ -156,12 +179,20 @@ def missing(records: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def release() -> None:
-    """Free what nothing refers to any more; engines refer to themselves, and compiled code to what it was made for."""
+    """Free what nothing refers to any more; engines refer to themselves, and compiled code to what it was made for.
+
+    Raises:
+        RuntimeError: a GPU is of no use to this process any more.
+    """
     torch.compiler.reset()
     for _ in range(2):  # as trainer.engine.Engine.close
         gc.collect()
     if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()
+        torch.rand(1, device="cuda")  # refused by torch before 2.12 where a CUDA graph could not be recorded
+        if torch.cuda.current_stream() != torch.cuda.default_stream():  # likewise
+            raise RuntimeError("what recorded a CUDA graph has left its stream to all that follows")
 
 
 def run_programs(commands: Mapping[str, Sequence[object]], logs: Path, end: float, cpu: bool = False) -> None:

@@ -10,6 +10,7 @@ formula in float32, where nothing is dropped.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -124,7 +125,7 @@ def errors_of(way: Callable[[PackedTokens], Way], tokens: PackedTokens) -> float
 
 
 def milliseconds(way: Way, tokens: PackedTokens) -> dict[str, float]:
-    """Of the kernels of a forward pass, and of one with its backward pass."""
+    """Of the kernels of a forward pass, and of one with its backward pass; NaN where the profiler has lost some."""
     inputs, upstream = inputs_of(tokens)
 
     def forward() -> None:
@@ -141,7 +142,7 @@ def _of_kernels(function: Callable[[], None]) -> float:
     for _ in range(3):
         function()
     torch.cuda.synchronize()
-    for _ in range(3):
+    for _ in range(5):  # those at its start it may lose (pytorch #192021)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             for _ in range(RUNS):
                 function()
@@ -149,7 +150,7 @@ def _of_kernels(function: Callable[[], None]) -> float:
         kernels = kernels_of(profiler.key_averages())
         if all(kernel.launches % RUNS == 0 for kernel in kernels):
             return sum(kernel.milliseconds for kernel in kernels) / RUNS
-    raise RuntimeError("torch's profiler loses kernels, as it may those at its start (pytorch #192021)")
+    return math.nan
 
 
 def table(records: list[dict[str, Any]]) -> str:

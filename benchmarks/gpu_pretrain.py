@@ -13,10 +13,11 @@ explains is refused: a part that failed.
 
 OUTPUT/gpu.md has the tables, OUTPUT/gpu.json the figures. Both are written anew after each part; a part that fails or
 that --end leaves no time for is named there, the others go on, and the exit code is 1. With any other one the process
-did not come to its end: a kernel that reads or writes where it must not takes the GPU from all that follows. The same
-command with --go-on then does the other parts, and may begin with it:
+did not come to its end: a kernel that reads or writes where it must not takes the GPU from all that follows, and one
+that never ends is given up with its process. The same command with --go-on then does the other parts, but those that
+need the same kernels, and may begin with it:
 
-    for attempt in 1 2 3 4; do COMMAND --go-on; [ $? -gt 2 ] || break; done
+    for attempt in 1 2 3 4 5 6; do COMMAND --go-on; [ $? -gt 2 ] || break; done
 
 `--device cpu --size demo` shows that the script works where there is no GPU.
 """
@@ -33,7 +34,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -134,19 +135,31 @@ def main() -> None:
     ceiling, bandwidth = measure_ceiling(world.device, torch.bfloat16), copy_bandwidth(world.device)
     machine = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
     about = {"machine": machine, "torch": torch.__version__, "ceiling": ceiling, "bandwidth": bandwidth}
-    parts = Parts(arguments.output / "gpu", about, lambda records: page(about, records), arguments.end, arguments.go_on)
+    parts = Parts(
+        arguments.output / "gpu", about, lambda records: page(about, records), arguments.end, arguments.go_on,
+        arguments.patience,
+    )  # fmt: skip
     batches = dict(zip(arguments.lengths, arguments.batches, strict=True))
     last = parts.began + arguments.end + COMPILING
     bench = Bench(arguments.shards, world, ceiling, bandwidth, batches, arguments.size, arguments.seconds, last)
-    for kind, name, measure in all_parts(bench, arguments.rows):
-        if kind in arguments.kinds:
-            parts.run(kind, name, measure)
+    for part in all_parts(bench, arguments.rows):
+        if part.kind in arguments.kinds:
+            parts.run(*part)
     print(page(about, parts.records))
     leave_world()
     sys.exit(not parts.complete)
 
 
-Part = tuple[str, str, Callable[[], Any]]  # kind, name and function
+class Part(NamedTuple):
+    """See Parts.run."""
+
+    kind: str
+    name: str
+    measure: Callable[[], Any]
+    needs: tuple[str, ...] = ()
+
+
+OWN_KERNELS, GRAPHS = "kernels of our own", "CUDA graphs"  # compared with float32 before any part that has them
 KINDS_OF_PARTS = ("attention", "dropout", "row", "profile", "error")
 
 
@@ -155,16 +168,21 @@ def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]
     if rows is not None:
         yield from _rows([row for row in LADDER if row.name in rows], list(bench.batches), bench)
         return
-    yield "dropout", "of attention", partial(dropout_in_effect, bench.world.device)
+    yield Part("dropout", "of attention", partial(dropout_in_effect, bench.world.device))
     first = [row for row in (BEST_IN_GRAPHS, bench.best) if row in bench.ladder]
     for length in bench.batches:
         if bench.best.fused:  # before what they compute is timed
-            yield _errors("kernels of our own", _by_own_kernels, length, bench)
-            yield _errors("CUDA graphs", _in_graphs, length, bench)
+            yield _errors(OWN_KERNELS, _by_own_kernels, length, bench)
+            yield _errors(GRAPHS, _in_graphs, length, bench, needs=(OWN_KERNELS,))
         yield from _rows(first, [length], bench)
         yield _profile(first[0], length, bench)
         if bench.best.fused:
-            yield "attention", f"{length} tokens", partial(attention_alone, length, bench)
+            yield Part(
+                "attention", f"{length} tokens", partial(attention_alone, length, bench), _named(length, OWN_KERNELS)
+            )
+            own_dropout = partial(own_dropout_in_effect, bench.world.device)
+            # Whatever the length, and so once.
+            yield Part("dropout", "of our own kernels", own_dropout, _named(length, OWN_KERNELS))
         yield from _rows([PEER], [length], bench)
         yield _errors("operations of torch", _by_operations, length, bench)
         yield _errors("torch.compile", _compiled, length, bench)
@@ -174,14 +192,25 @@ def all_parts(bench: Bench, rows: Sequence[str] | None = None) -> Iterator[Part]
         yield _errors("eight bits", _in_eight_bits, length, bench, FREE)
 
 
+def _named(length: int, *ways: str) -> tuple[str, ...]:
+    """What the comparisons of ways with float32 are called."""
+    return tuple(f"{length} tokens, {way}" for way in ways)
+
+
+def _needs(row: Row, length: int) -> tuple[str, ...]:
+    return _named(length, *([OWN_KERNELS] * row.fused), *([GRAPHS] * row.graphs))
+
+
 def _profile(row: Row, length: int, bench: Bench) -> Part:
-    return "profile", f"{row.name}, {length} tokens", partial(profile, row, length, bench)
+    name = f"{row.name}, {length} tokens"
+    return Part("profile", name, partial(profile, row, length, bench), _needs(row, length))
 
 
 def _rows(rows: Sequence[Row], lengths: Sequence[int], bench: Bench) -> Iterator[Part]:
     for length in lengths:
         for row in rows:
-            yield "row", f"{row.name}, {length} tokens", partial(train, row, length, bench)
+            name = f"{row.name}, {length} tokens"
+            yield Part("row", name, partial(train, row, length, bench), _needs(row, length))
 
 
 # --- Dropout and rounding ---
@@ -194,35 +223,44 @@ def dropout_in_effect(device: torch.device, probability: float = 0.1) -> list[di
     counted: of 4 million weights, which tells 0.1 from 1/16 and from 1/8. Their mean, times their number, should be 1.
     """
     use_deterministic_kernels(False, device)  # cuDNN's kernel is none of those
-    size, heads, width = 64, 16, 64
-    query = torch.zeros(size, heads, width, width, dtype=torch.bfloat16, device=device, requires_grad=True)
-    value = torch.eye(width, dtype=torch.bfloat16, device=device).expand(size, heads, width, width)
-    mask = torch.zeros(size, 1, 1, width, dtype=torch.bfloat16, device=device)
-    found = []
-
-    def note(way: str, weights: Tensor) -> None:
-        weights = weights.detach().double()
-        dropped, mean = float((weights == 0).double().mean()), float(weights.mean()) * width
-        found.append({"way": way, "asked": probability, "dropped": dropped, "mean": mean})
-
+    query, value, packed = _even_attention(device)
+    mask = torch.zeros(len(query), 1, 1, query.shape[2], dtype=torch.bfloat16, device=device)
     torch.manual_seed(1)
-    ids = torch.zeros(size * width, dtype=torch.int64)
-    packed = PackedTokens.from_flat(ids, ids, torch.full((size,), width)).to(device)
-    rows = query.transpose(1, 2).flatten(0, 1)  # [B*S, N, H]
-    note("trainer.attention", attention(rows, rows, value.transpose(1, 2).flatten(0, 1), packed, None, probability))
+    rows, values = (x.transpose(1, 2).flatten(0, 1) for x in (query, value))  # [B*S, N, H]
+    weights = {"trainer.attention": attention(rows, rows, values, packed, None, probability)}
     for cudnn in (True, False):
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
         backend = SDPBackend(torch._fused_sdp_choice(query, query, value, mask, probability)).name
         way = f"SDPA{'' if cudnn else ' without cuDNN'}: {backend}"
-        note(way, F.scaled_dot_product_attention(query, query, value, mask, probability))
+        weights[way] = F.scaled_dot_product_attention(query, query, value, mask, probability)
     torch.backends.cuda.enable_cudnn_sdp(True)
-    if device.type == "cuda":
-        from trainer.fused_attention import Attention, How  # its kernels want triton
+    return [_dropped(way, of_way, probability) for way, of_way in weights.items()]
 
-        how = How(packed, packed, heads, False, probability, torch.ones(1, dtype=torch.int64, device=device))
-        flat = rows.flatten(1)
-        note("kernels of our own", Attention.apply(flat, flat, value.transpose(1, 2).flatten(0, 1).flatten(1), how))
-    return found
+
+def own_dropout_in_effect(device: torch.device, probability: float = 0.1) -> list[dict[str, Any]]:
+    """As dropout_in_effect, what our own kernels drop."""
+    from trainer.fused_attention import Attention, How  # its kernels want triton
+
+    query, value, packed = _even_attention(device)
+    rows, values = (x.transpose(1, 2).flatten(0, 1).flatten(1) for x in (query, value))  # [B*S, N*H]
+    seed = torch.ones(1, dtype=torch.int64, device=device)
+    how = How(packed, packed, query.shape[1], False, probability, seed)
+    return [_dropped(OWN_KERNELS, Attention.apply(rows, rows, values, how), probability)]
+
+
+def _even_attention(device: torch.device) -> tuple[Tensor, Tensor, PackedTokens]:
+    """Queries, which are the keys too, values, [B, N, S, H], and the tokens, [B*S]."""
+    size, heads, width = 64, 16, 64
+    query = torch.zeros(size, heads, width, width, dtype=torch.bfloat16, device=device, requires_grad=True)
+    value = torch.eye(width, dtype=torch.bfloat16, device=device).expand(size, heads, width, width)
+    ids = torch.zeros(size * width, dtype=torch.int64)
+    return query, value, PackedTokens.from_flat(ids, ids, torch.full((size,), width)).to(device)
+
+
+def _dropped(way: str, weights: Tensor, probability: float) -> dict[str, Any]:
+    weights = weights.detach().double()
+    dropped, mean = float((weights == 0).double().mean()), float(weights.mean()) * weights.shape[-1]
+    return {"way": way, "asked": probability, "dropped": dropped, "mean": mean}
 
 
 def attention_alone(length: int, bench: Bench) -> list[dict[str, Any]]:
@@ -236,8 +274,12 @@ Found = dict[str, Tensor]  # the loss, and gradients by parameter
 Ways = Callable[[BertForPreTraining, Batch], dict[str, Found]]
 
 
-def _errors(name: str, ways: Ways, length: int, bench: Bench, tolerance: float = TOLERANCE) -> Part:
-    return "error", f"{length} tokens, {name}", partial(compare_with_float32, ways, length, bench, tolerance)
+def _errors(
+    way: str, ways: Ways, length: int, bench: Bench, tolerance: float = TOLERANCE, needs: Sequence[str] = ()
+) -> Part:
+    (name,) = _named(length, way)
+    compare = partial(compare_with_float32, ways, length, bench, tolerance)
+    return Part("error", name, compare, _named(length, *needs))
 
 
 def compare_with_float32(ways: Ways, length: int, bench: Bench, tolerance: float) -> dict[str, Any]:
@@ -568,8 +610,11 @@ def _sections(about: dict[str, Any], records: list[dict[str, Any]]) -> Iterator[
         yield f"{found['launches']:,} launches. Attention's kernels: {', '.join(of_attention) or 'none'}\n"
     if attention_ := [one for found in found_by(records, "attention").values() for one in found]:
         yield attention_table(attention_)
-    for found in found_by(records, "dropout").values():
-        lines = [[one["way"], f"{one['asked']:g}", f"{one['dropped']:.4f}", f"{one['mean']:.4f}"] for one in found]
+    if lines := [
+        [one["way"], f"{one['asked']:g}", f"{one['dropped']:.4f}", f"{one['mean']:.4f}"]
+        for found in found_by(records, "dropout").values()
+        for one in found
+    ]:
         yield markdown_table(
             [["dropout of attention's weights", "asked for", "dropped", "mean weight"], *lines], (1, 2, 3)
         )
@@ -608,6 +653,9 @@ def _parse() -> argparse.Namespace:
         default=440.0,
         help=f"seconds from the start when no part is begun any more, and {COMPILING:.0f} "
         "more until a row ends that still compiles",
+    )
+    parser.add_argument(
+        "--patience", type=float, default=240.0, help="seconds until a part is given up, and the process with it"
     )
     parser.add_argument("--go-on", action="store_true", help="leave out what OUTPUT/gpu.json has a record of")
     parser.add_argument(

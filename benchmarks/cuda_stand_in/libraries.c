@@ -12,7 +12,7 @@ static int new(void **handle)
 
 static int product(void)
 {
-    stand_in_launched(NULL); /* whatever its handle was told */
+    stand_in_launched((void *)1); /* OF_A_LIBRARY */
     return 0;
 }
 

@@ -39,6 +39,8 @@ void stand_in_counts(long *launches, long *waits, double *idle)
 
 static cudaStream_t captured; /* NULL, or the stream whose work is put into a graph and not begun */
 static unsigned long long captures;
+static int refused; /* something while it was captured, so that no graph comes of it */
+static const cudaStream_t OF_A_LIBRARY = cudaStreamLegacy; /* whatever its handle was told */
 
 typedef struct {
     long launches; /* up to the last one that it has to do, or that it waits for */
@@ -50,6 +52,10 @@ static long asked_of(cudaStream_t stream) { return made(stream) ? made(stream)->
 
 void stand_in_launched(cudaStream_t stream)
 {
+    if (captured && stream != captured && stream != OF_A_LIBRARY) {
+        fputs("a kernel is launched on another stream than the one that is captured: no graph would have it\n", stderr);
+        abort();
+    }
     if (captured)
         return;
     pthread_mutex_lock(&lock);
@@ -64,8 +70,10 @@ void stand_in_launched(cudaStream_t stream)
 
 static cudaError_t waited_for(long launches)
 {
-    if (captured)
+    if (captured) {
+        refused = 1;
         return cudaErrorStreamCaptureUnsupported;
+    }
     pthread_mutex_lock(&lock);
     counts.waits++;
     if (!idle_since && launches == counts.launches)
@@ -380,15 +388,15 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
 {
     if (captured || !stream)
         return cudaErrorStreamCaptureUnsupported;
-    captured = stream, captures++;
+    captured = stream, captures++, refused = 0;
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
 {
     captured = NULL;
-    *graph = calloc(1, 1);
-    return cudaSuccess;
+    *graph = refused ? NULL : calloc(1, 1);
+    return refused ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
 }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *number)
@@ -453,6 +461,8 @@ const char *cudaGetErrorString(cudaError_t error)
 {
     if (error == cudaErrorStreamCaptureUnsupported)
         return "a stream is captured, and this can't be done in a graph";
+    if (error == cudaErrorStreamCaptureInvalidated)
+        return "what was captured can't be done in a graph";
     return "the stand-in for CUDA takes no such call";
 }
 

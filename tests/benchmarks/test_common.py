@@ -53,19 +53,25 @@ def test_a_program_that_fails_is_named_with_its_last_words(tmp_path: Path, capfd
 
 
 def measure_parts(output: Path, how: str, go_on: bool) -> int:
-    """Three parts, of which the second ends the process; returns the exit code of a benchmark."""
-    parts = Parts(output / "found", {}, lambda records: str(missing(records)), math.inf, go_on)
+    """Four parts, of which the second ends the process, and another one needs it; returns a benchmark's exit code."""
+    patience = 1.0 if how == "never ends" else 600.0
+    release = mock.patch("common.release").start()  # seconds at the first time
+    parts = Parts(output / "found", {}, lambda records: str(missing(records)), math.inf, go_on, patience)
 
     def breaks() -> None:
         if how == "dies":
             faulthandler.disable()  # of pytest, which would print where this happens
             os.abort()  # as NCCL does, where it sees a kernel's error first
-        lost = RuntimeError("CUDA error: an illegal memory access")
-        mock.patch("common.release", side_effect=lost).start()
-        raise lost
+        if how == "never ends":
+            time.sleep(600)
+        release.side_effect = RuntimeError("CUDA error: an illegal memory access")
+        raise release.side_effect
 
-    for name, measure in (("first", lambda: 1), ("breaks", breaks), ("last", lambda: 3)):
-        parts.run("row", name, measure)
+    for name, measure, needs in (
+        ("first", lambda: 1, ()), ("breaks", breaks, ("first",)), ("likewise", breaks, ("first", "breaks")),
+        ("last", lambda: 3, ("first",)),
+    ):  # fmt: skip
+        parts.run("row", name, measure, needs)
     return int(not parts.complete)
 
 
@@ -81,15 +87,24 @@ def exit_code(function: Callable[..., int], *arguments: object) -> int:
 @pytest.mark.parametrize(("how", "codes", "why"), [
     ("dies", (-6, 1), "the process ended in it"),
     ("loses the GPU", (GPU_LOST, 1), "RuntimeError: CUDA error: an illegal memory access"),
+    ("never ends", (GPU_LOST, 1), "given up after 1 seconds"),
 ])  # fmt: skip
-def test_a_part_that_ends_the_process_is_named_and_left_out_by_the_next_one(
+def test_a_part_that_ends_the_process_is_named_and_left_out_by_the_next_one_with_those_that_need_it(
     how: str, codes: tuple[int, int], why: str, tmp_path: Path
 ):
     for code, go_on, found in ((codes[0], False, {"first": 1}), (codes[1], True, {"first": 1, "last": 3})):
         assert exit_code(measure_parts, tmp_path, how, go_on) == code
         records = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["parts"]
         assert {record["name"]: record["found"] for record in records if "found" in record} == found
-        assert str(["row", "breaks", why]) in (tmp_path / "found.md").read_text(encoding="utf-8")
+        page = (tmp_path / "found.md").read_text(encoding="utf-8")
+        assert str(["row", "breaks", why]) in page
+    assert str(["row", "likewise", "not run: it would be lost as was breaks"]) in page
+
+
+def test_a_part_that_only_fails_rules_out_none_that_needs_it(tmp_path: Path):
+    parts = Parts(tmp_path / "found", {}, lambda _: "")
+    parts.run("error", "too far off", lambda: 1 / 0)
+    assert parts.run("row", "of the same kernels", lambda: 1, ["too far off"]) == 1
 
 
 def test_what_benchmarks_name_in_strings_is_there():

@@ -39,6 +39,7 @@ def ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     profiled = {"step": 9.0, "kinds": {"attention": 10.0}, "launches": 1, "kernels": [[10.0, 1, "flash_fwd_kernel"]]}
     monkeypatch.setattr(gpu_pretrain, "train", measured)
     monkeypatch.setattr(gpu_pretrain, "dropout_in_effect", lambda _: [])
+    monkeypatch.setattr(gpu_pretrain, "own_dropout_in_effect", lambda _: [])
     ours = {"way": "ours, packed", "length": 128, "forward": 0.125, "both": 0.5, "error": 4e-3}
     monkeypatch.setattr(gpu_pretrain, "attention_alone", lambda *_: [ours])
     monkeypatch.setattr(
@@ -49,8 +50,8 @@ def ladder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_all(folder: Path, end: float) -> tuple[Parts, str]:
     parts = Parts(folder / "gpu", ABOUT, lambda records: gpu_pretrain.page(ABOUT, records), end)
-    for kind, name, measure in gpu_pretrain.all_parts(BENCH):
-        parts.run(kind, name, measure)
+    for part in gpu_pretrain.all_parts(BENCH):
+        parts.run(*part)
     return parts, (folder / "gpu.md").read_text(encoding="utf-8")
 
 
@@ -79,9 +80,9 @@ def test_what_is_measured_is_on_disk_before_the_next_part(tmp_path: Path):
     parts = Parts(tmp_path / "gpu", ABOUT, lambda records: gpu_pretrain.page(ABOUT, records), 1e9)
     jobs = list(gpu_pretrain.all_parts(BENCH))
     first = [f"{row.name}, 128 tokens" for row in (BEST_IN_GRAPHS, BEST, PEER)]
-    assert [name for kind, name, _ in jobs if kind == "row"][:3] == first
-    for number, (kind, name, measure) in enumerate(jobs[:4], 1):
-        parts.run(kind, name, measure)
+    assert [job.name for job in jobs if job.kind == "row"][:3] == first
+    for number, job in enumerate(jobs[:4], 1):
+        parts.run(*job)
         assert len(json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]) == number
     assert f"| {BEST_IN_GRAPHS.name} " in (tmp_path / "gpu.md").read_text(encoding="utf-8")
 
@@ -89,13 +90,29 @@ def test_what_is_measured_is_on_disk_before_the_next_part(tmp_path: Path):
 def test_every_way_to_compute_is_compared_with_float32_and_our_own_before_they_are_timed():
     parts = list(gpu_pretrain.all_parts(BENCH))
     ways = ["kernels of our own", "CUDA graphs", "operations of torch", "torch.compile", "eight bits"]
-    assert [kind for kind, _, _ in parts[:4]] == ["dropout", "error", "error", "row"]
-    assert [name for kind, name, _ in parts if kind == "error"] == [f"128 tokens, {way}" for way in ways]
+    assert [part.kind for part in parts[:4]] == ["dropout", "error", "error", "row"]
+    assert [part.name for part in parts if part.kind == "error"] == [f"128 tokens, {way}" for way in ways]
+
+
+def test_a_kernel_that_takes_the_gpu_costs_one_process_and_not_the_rows_by_torch(tmp_path: Path):
+    """Each row that has it would take another."""
+    parts = list(gpu_pretrain.all_parts(BENCH))
+    for lost, kept in (
+        ("128 tokens, kernels of our own", [row for row in LADDER if not row.fused]),
+        ("128 tokens, CUDA graphs", [row for row in LADDER if not row.graphs]),
+    ):
+        rows = [part.name for part in parts if part.kind == "row" and lost not in part.needs]
+        assert sorted(rows) == sorted(f"{row.name}, 128 tokens" for row in kept)
+        names = [part.name for part in parts]
+        assert all(names.index(need) < names.index(part.name) for part in parts for need in part.needs)
+    assert PEER in kept
+    others = [part.kind for part in parts if part.kind != "row" and "128 tokens, kernels of our own" in part.needs]
+    assert others == ["error", "profile", "attention", "dropout"]
 
 
 def test_rows_that_are_named_are_measured_alone():
     names = [LADDER[3].name, LADDER[-1].name]
-    parts = [(kind, name) for kind, name, _ in gpu_pretrain.all_parts(BENCH, names)]
+    parts = [(part.kind, part.name) for part in gpu_pretrain.all_parts(BENCH, names)]
     assert parts == [("row", f"{name}, 128 tokens") for name in names]
 
 
