@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from cluster.checkup.findings import Finding, Placed, table
+from cluster.checkup.kernels import check_kernels
 from cluster.checkup.node import check_node
 from cluster.checkup.peers import UsageError, check_names, check_peers, collect, joined, read_launch
 from cluster.checkup.speed import judge_speeds, measure_speeds
@@ -52,6 +53,7 @@ def _check_alone(arguments: argparse.Namespace, launch: Mapping[str, str] | None
     """What takes no other rank, by the first rank of a node only."""
     if launch is None or launch["LOCAL_RANK"] == "0":
         yield from check_node({**os.environ, **(launch or {})})
+        yield from check_kernels()
         if arguments.shared is not None:
             yield check_space(arguments.shared, (arguments.need_gb or NEED_GB) * 1e9)
             yield check_writing(arguments.shared)

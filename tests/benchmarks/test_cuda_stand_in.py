@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -158,9 +159,34 @@ def test_ranks_add_up_while_their_gpus_compute(environment: dict[str, str]):
 
 @pytest.mark.parametrize("asked", ["a.sum().item()", "torch.cuda.synchronize()"])
 def test_what_needs_the_host_can_not_be_put_into_a_graph(asked: str, environment: dict[str, str]):
-    program = f"import torch; a = torch.ones(8, device='cuda')\nwith torch.cuda.graph(torch.cuda.CUDAGraph()): {asked}"
+    """Nor does the program go on with the rest of it, where the mistake is caught."""
+    program = f"""if True:
+        import torch
+
+        a = torch.ones(8, device="cuda")
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            try:
+                {asked}
+            except RuntimeError as error:
+                print(error)
+            a + a
+    """
     done = run(environment, "-c", program)
-    assert "this can't be done in a graph" in done.stderr
+    assert "this can't be done in a graph" in done.stdout
+    assert "what was captured can't be done in a graph" in done.stderr
+
+
+def test_what_goes_by_a_graph_on_another_stream_ends_the_program(environment: dict[str, str]):
+    program = """if True:
+        import torch
+
+        a, other = torch.ones(8, device="cuda"), torch.cuda.Stream()
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"), torch.cuda.stream(other):
+            a + a
+    """
+    done = run(environment, "-c", program)
+    assert done.returncode == -signal.SIGABRT
+    assert "on another stream than the one that is captured" in done.stderr
 
 
 @pytest.mark.parametrize("settings", [
@@ -204,6 +230,12 @@ def test_held_out_samples_are_scored_on_the_device_that_is_asked_for(environment
         assert (results["tasks"]["nsp"]["metrics"]["loss"]["value"] == 0) == (device == "cuda")  # it gives zeros
 
 
+def test_kernels_are_compared_as_the_doctor_does(environment: dict[str, str]):
+    done = run(environment, "-m", "cluster.checkup.kernels")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert len(json.loads(done.stdout)) == 2 * (14 + 5)  # of short and of long sequences, a layer and dropout
+
+
 def test_the_peer_of_a_curve_trains_and_validates(environment: dict[str, str], shards: Path, tmp_path: Path):
     phase = "phases=[{sequence_length=32, steps=2, global_batch_size=8, micro_batch_size=8, max_predictions=5}]"
     done = run(
@@ -235,7 +267,7 @@ ROWS = [LADDER[0], LADDER[2], LADDER[3], BEST_IN_GRAPHS]
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("chosen", "parts"), [
-    (["--kinds", "dropout", "attention", "error"], {"dropout": 1, "attention": 1, "error": 5}),
+    (["--kinds", "dropout", "attention", "error"], {"dropout": 2, "attention": 1, "error": 5}),
     (["--rows", *(row.name for row in ROWS)], {"row": len(ROWS)}),
 ], ids=["other parts", "rows"])  # fmt: skip
 def test_parts_of_the_benchmark_are_measured(
