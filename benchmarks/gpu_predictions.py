@@ -37,8 +37,8 @@ ACTIVATION, DRAWING = ((8.0, 4 * 38), (12.0, 4 * 52)), ((3.5, 86), (4.5, 90))
 INSTRUCTION_RATE = 132 * 128 * 1.75e9  # a second: multiprocessors, what each begins in a cycle, cycles
 # Kernels of trainer.fused_attention, of sequences of up to 128 tokens and of longer ones: queries and keys of a block,
 # widths, instructions a weight. Dropout's bits are drawn in the first, and read by the others.
-DRAW, ATTEND = (128, 0.0, 11.4), (64, 4.0, 18.5)
-ATTEND_BACKWARD = {True: [(128, 7.0, 37.4)], False: [(64, 6.0, 15.6), (64, 6.0, 23.3)]}
+DRAW, ATTEND = (128, 0.0, 11.4), (64, 4.0, 16.5)
+ATTEND_BACKWARD = {True: [(128, 7.0, 34.0)], False: [(64, 6.0, 14.4), (64, 6.0, 17.8)]}
 EIGHT_BITS = 48.0  # to find each tensor's largest value and write it in 8 bits, along rows and along columns
 PADDED = 18.0  # attention's rows copied out of and into packed order
 # Bytes for each score of the vocabulary: 16 bits, to 32, softmax, gradient and back; torch.compile keeps 32 to itself.

@@ -41,9 +41,9 @@ def _store(x, value, rows, end, stride, head, WIDTH: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def _seen(rows, keys, key_end, CAUSAL: tl.constexpr):
-    """Which keys a query sees, bool [rows, keys]. Where a later one is none of them, all tokens are queries."""
-    seen = (keys < key_end)[None, :]
+def _seen(rows, keys, count, CAUSAL: tl.constexpr):
+    """Which keys a query sees, of the first ``count``, bool [rows, keys]. If a later one is none, all tokens ask."""
+    seen = (tl.arange(0, keys.shape[0]) < count)[None, :]
     if CAUSAL:
         seen = seen & (keys[None, :] <= rows[:, None])
     return seen
@@ -70,9 +70,19 @@ def _drawn(
 
 
 @triton.jit
-def _kept(bits, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """Bool [ROWS, KEYS] of uint8 [ROWS, KEYS / 8]."""
-    return tl.reshape((bits.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1, (ROWS, KEYS)) != 0
+def _dropped(x, bits):
+    """Float32 [rows, keys] with zeros where dropout keeps none, by bits of it, uint8 [rows, keys / 8].
+
+    A product with 1.0, whose bits are 127 << 23, takes fewest instructions; of a whole sequence it takes registers that
+    there are not.
+    """
+    bits, place = bits.to(tl.int32)[:, :, None], tl.arange(0, 8)[None, None, :]
+    if x.shape[0] > 64:
+        dropped = tl.where(tl.reshape((bits >> place) & 1, x.shape) != 0, x, 0.0)
+    else:
+        factor = (bits & (1 << place)) * (127 << (23 - place))
+        dropped = x * tl.reshape(factor, x.shape).to(tl.float32, bitcast=True)
+    return dropped
 
 
 @triton.jit
@@ -138,43 +148,43 @@ def attend(
         total = tl.zeros((QUERIES,), dtype=tl.float32)
         result = tl.zeros((QUERIES, BLOCK), dtype=tl.float32)
         stop = tl.minimum(length, begin - first + QUERIES) if CAUSAL else length
+        tl.assume(stop > 0)  # or for the loop that has no round, ptxas has each product wait for the last (C7515)
         for start in range(0, stop, KEYS):
             keys = key_first + start + tl.arange(0, KEYS)
             asked = _load(key, keys, key_end, key_stride, head, WIDTH, BLOCK)
-            scores = tl.dot(asking, tl.trans(asked), input_precision="ieee") * to_exponent
-            scores = tl.where(_seen(rows, keys, key_end, CAUSAL), scores, float("-inf"))
+            scores = tl.dot(asking, tl.trans(asked), input_precision="ieee")
+            scores = tl.where(_seen(rows, keys, length - start, CAUSAL), scores, float("-inf"))
             higher = tl.maximum(largest, tl.max(scores, axis=1))  # finite: every query sees the first key
-            weights = tl.exp2(scores - higher[:, None])
-            shrink = tl.exp2(largest - higher)
+            weights = tl.exp2(scores * to_exponent - (higher * to_exponent)[:, None])
+            shrink = tl.exp2((largest - higher) * to_exponent)
             total = total * shrink + tl.sum(weights, axis=1)
             largest = higher
             if DROPS:
                 drawn = _drawn(bits, rows, end, start, head, group_count, HEADS, QUERIES, KEYS, DROPS)
-                weights = tl.where(_kept(drawn, QUERIES, KEYS), weights, 0.0)
+                weights = _dropped(weights, drawn)
             values = _load(value, keys, key_end, key_stride, head, WIDTH, BLOCK)
             result = tl.dot(weights.to(values.dtype), values, result * shrink[:, None], input_precision="ieee")
         factor = (kept if DROPS else 1.0) / total
         _store(gathered, result * factor[:, None], rows, end, HEADS * WIDTH, head, WIDTH, BLOCK)
-        tl.store(logs + head * count + rows, largest + tl.log2(total), mask=rows < end)
+        tl.store(logs + head * count + rows, largest * to_exponent + tl.log2(total), mask=rows < end)
 
 
 @triton.jit
 def _weights(
-    asking, asked, values, to_output, log, seen, bits, to_exponent, kept,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, DROPS: tl.constexpr,
+    asking, asked, values, to_output, log, seen, bits, to_exponent, DROPS: tl.constexpr,
 ):  # fmt: skip
     """Softmax's weights, what dropout has made of them, and the gradients of the former, [QUERIES, KEYS] each.
 
     Of blocks of queries, keys and values, the output's gradients, logs, and bits, which are not needed without dropout.
+    The last two are yet to be multiplied by ``kept``, as what is added up of them will be.
     """
     scores = tl.dot(asking, tl.trans(asked), input_precision="ieee") * to_exponent
     weights = tl.where(seen, tl.exp2(scores - log[:, None]), 0.0)
     used = weights
     to_weights = tl.dot(to_output, tl.trans(values), input_precision="ieee")
     if DROPS:
-        stay = _kept(bits, QUERIES, KEYS)
-        used = tl.where(stay, weights * kept, 0.0)
-        to_weights = tl.where(stay, to_weights * kept, 0.0)
+        used = _dropped(weights, bits)
+        to_weights = _dropped(to_weights, bits)
     return weights, used, to_weights
 
 
@@ -196,18 +206,16 @@ def attend_backward(
     to_output = _load(upstream, rows, end, HEADS * WIDTH, head, WIDTH, BLOCK)
     log = tl.load(logs + head * count + rows, mask=rows < end, other=0.0)
     drawn = _drawn(bits, rows, end, 0, head, group_count, HEADS, QUERIES, KEYS, DROPS)
-    seen = _seen(rows, keys, key_end, CAUSAL)
-    weights, used, to_weights = _weights(
-        asking, asked, values, to_output, log, seen, drawn, to_exponent, kept, QUERIES, KEYS, DROPS
-    )
+    seen = _seen(rows, keys, key_end - key_first, CAUSAL)
+    weights, used, to_weights = _weights(asking, asked, values, to_output, log, seen, drawn, to_exponent, DROPS)
     used = used.to(to_output.dtype)
-    to_values = tl.dot(tl.trans(used), to_output, input_precision="ieee").to(to_output.dtype)
+    to_values = (tl.dot(tl.trans(used), to_output, input_precision="ieee") * kept).to(to_output.dtype)
     _store(to_value, to_values, keys, key_end, to_stride, head, WIDTH, BLOCK)
     to_scores = weights * (to_weights - tl.sum(weights * to_weights, axis=1)[:, None])
     to_scores = to_scores.to(to_output.dtype)
-    to_queries = (tl.dot(to_scores, asked, input_precision="ieee") * to_score).to(to_output.dtype)
+    to_queries = (tl.dot(to_scores, asked, input_precision="ieee") * (to_score * kept)).to(to_output.dtype)
     _store(to_query, to_queries, rows, end, to_stride, head, WIDTH, BLOCK)
-    to_keys = (tl.dot(tl.trans(to_scores), asking, input_precision="ieee") * to_score).to(to_output.dtype)
+    to_keys = (tl.dot(tl.trans(to_scores), asking, input_precision="ieee") * (to_score * kept)).to(to_output.dtype)
     _store(to_key, to_keys, keys, key_end, to_stride, head, WIDTH, BLOCK)
     if sums is not None:
         _sum_rows(sums, to_queries, 0, head, HEADS, WIDTH, BLOCK)
@@ -224,7 +232,8 @@ def attend_backward_queries(
 ):  # fmt: skip
     """Gradients of attend's queries, some of a head of a sequence; their sums; and deltas, as logs.
 
-    A delta is a query's sum of its weights times their gradients, which is that of its output's elements times theirs.
+    A delta is a query's sum of its weights times their gradients, as _weights has them: without ``kept``, that of its
+    output's elements times theirs.
     """
     head, sequence = tl.program_id(1), tl.program_id(2)
     first, end = tl.load(query_bounds + sequence), tl.load(query_bounds + sequence + 1)
@@ -238,7 +247,7 @@ def attend_backward_queries(
         to_output = _load(upstream, rows, end, HEADS * WIDTH, head, WIDTH, BLOCK)
         output = _load(gathered, rows, end, HEADS * WIDTH, head, WIDTH, BLOCK)
         log = tl.load(logs + head * count + rows, mask=rows < end, other=0.0)
-        delta = tl.sum(output.to(tl.float32) * to_output.to(tl.float32), axis=1)
+        delta = tl.sum(output.to(tl.float32) * to_output.to(tl.float32), axis=1) / kept
         tl.store(deltas + head * count + rows, delta, mask=rows < end)
         stop = tl.minimum(length, begin - first + QUERIES) if CAUSAL else length
         for start in range(0, stop, KEYS):
@@ -246,13 +255,11 @@ def attend_backward_queries(
             asked = _load(key, keys, key_end, key_stride, head, WIDTH, BLOCK)
             values = _load(value, keys, key_end, key_stride, head, WIDTH, BLOCK)
             drawn = _drawn(bits, rows, end, start, head, group_count, HEADS, QUERIES, KEYS, DROPS)
-            seen = _seen(rows, keys, key_end, CAUSAL)
-            weights, _, to_weights = _weights(
-                asking, asked, values, to_output, log, seen, drawn, to_exponent, kept, QUERIES, KEYS, DROPS
-            )
+            seen = _seen(rows, keys, length - start, CAUSAL)
+            weights, _, to_weights = _weights(asking, asked, values, to_output, log, seen, drawn, to_exponent, DROPS)
             to_scores = weights * (to_weights - delta[:, None])
             result = tl.dot(to_scores.to(asked.dtype), asked, result, input_precision="ieee")
-    to_queries = (result * to_score).to(to_query.dtype.element_ty)
+    to_queries = (result * (to_score * kept)).to(to_query.dtype.element_ty)
     _store(to_query, to_queries, rows, end, to_stride, head, WIDTH, BLOCK)
     if sums is not None:
         _sum_rows(sums, to_queries, 0, head, HEADS, WIDTH, BLOCK)
@@ -284,16 +291,14 @@ def attend_backward_keys(
             log = tl.load(logs + head * count + rows, mask=rows < end, other=0.0)
             delta = tl.load(deltas + head * count + rows, mask=rows < end, other=0.0)
             drawn = _drawn(bits, rows, end, start, head, group_count, HEADS, QUERIES, KEYS, DROPS)
-            seen = _seen(rows, keys, key_end, CAUSAL)
-            weights, used, to_weights = _weights(
-                asking, asked, values, to_output, log, seen, drawn, to_exponent, kept, QUERIES, KEYS, DROPS
-            )
+            seen = _seen(rows, keys, key_end - key_first - start, CAUSAL)
+            weights, used, to_weights = _weights(asking, asked, values, to_output, log, seen, drawn, to_exponent, DROPS)
             used = used.to(to_output.dtype)
             to_values = tl.dot(tl.trans(used), to_output, to_values, input_precision="ieee")
             to_scores = (weights * (to_weights - delta[:, None])).to(asking.dtype)
             to_keys = tl.dot(tl.trans(to_scores), asking, to_keys, input_precision="ieee")
-    to_keys = (to_keys * to_score).to(to_key.dtype.element_ty)
-    to_values = to_values.to(to_value.dtype.element_ty)
+    to_keys = (to_keys * (to_score * kept)).to(to_key.dtype.element_ty)
+    to_values = (to_values * kept).to(to_value.dtype.element_ty)
     _store(to_key, to_keys, keys, key_end, to_stride, head, WIDTH, BLOCK)
     _store(to_value, to_values, keys, key_end, to_stride, head, WIDTH, BLOCK)
     if sums is not None:
