@@ -6,8 +6,10 @@ T tokens, R of them queries, N heads, D width of the model.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,19 @@ from trainer.packing import PackedTokens, Selection
 _WHOLE = 128  # tokens of a sequence whose backward pass a program has at once, of numbers of 16 bits
 _NARROW = 64  # the width of a head up to which a multiprocessor has room for that
 _SMALLEST = 16  # sides of a product of blocks
+
+
+def use_assembler_of(package: Path) -> None:
+    """Have Triton use the assembler that torch's package brings, if it does; not where the environment has another.
+
+    As torch.compile does at its first kernel. Ours from before that would be made by Triton's own, those from after it
+    by torch's, and what a check finds of them would depend on what ran before it.
+    """
+    if (assembler := package / "bin" / "ptxas").is_file():
+        os.environ.setdefault("TRITON_PTXAS_PATH", str(assembler))
+
+
+use_assembler_of(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True)

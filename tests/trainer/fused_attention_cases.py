@@ -3,6 +3,8 @@
 tests/trainer/test_fused.py runs this in a process of its own: whether kernels are interpreted is decided at import.
 """
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from tests.trainer import triton_interpreter
 from trainer import fused_attention
 from trainer.attention import attention, dropped_of_65536, scale_of_kept
-from trainer.fused_attention import Attention, How, attend, attend_backward
+from trainer.fused_attention import Attention, How, attend, attend_backward, use_assembler_of
 from trainer.packing import PackedTokens
 from trainer.philox import philox4x32
 
@@ -83,6 +85,19 @@ def drawn(how: How, bits: Tensor) -> Tensor:
 
 def seed(value: int) -> Tensor:
     return torch.tensor([value], device=DEVICE)
+
+
+def test_torch_s_assembler_makes_the_kernels_if_there_is_one_and_none_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    use_assembler_of(tmp_path)
+    assert "TRITON_PTXAS_PATH" not in os.environ
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ptxas").touch()
+    use_assembler_of(tmp_path)
+    assert os.environ["TRITON_PTXAS_PATH"] == str(tmp_path / "bin/ptxas")
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "named")
+    use_assembler_of(tmp_path)
+    assert os.environ["TRITON_PTXAS_PATH"] == "named"
 
 
 @pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
