@@ -45,17 +45,16 @@ class Monitors:
         Raises:
             ConfigError: one does not start.
         """
-        settings: Any = get_monitor_config(config)
-        for name, (kind, _) in _KINDS.items():
-            if getattr(settings, name).enabled:
-                try:
-                    self._monitors[name] = kind(getattr(settings, name))
-                except Exception as error:  # each library has its own
-                    if is_new:
-                        raise ConfigError(
-                            f"DeepSpeed's configuration: {name} does not start ({_reason(error)}); mend or remove it"
-                        ) from error
-                    _log.warning("%s does not start (%s): this start reports nothing to it", name, _reason(error))
+        for name, settings in _wanted(config).items():
+            kind, _ = _KINDS[name]
+            try:
+                self._monitors[name] = kind(settings)
+            except Exception as error:  # each library has its own
+                if is_new:
+                    raise ConfigError(
+                        f"DeepSpeed's configuration: {name} does not start ({_reason(error)}); mend or remove it"
+                    ) from error
+                _log.warning("%s does not start (%s): this start reports nothing to it", name, _reason(error))
 
     @property
     def enabled(self) -> bool:
@@ -85,14 +84,21 @@ def check_installed(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: it is not.
     """
-    for name, (_, module) in _KINDS.items():
-        if config.get(name, {}).get("enabled") and not find_spec(module):
+    for name in _wanted(config):
+        _, module = _KINDS[name]
+        if not find_spec(module):
             raise ConfigError(f"DeepSpeed's configuration: {name} needs {module}, which is not installed here")
 
 
 def without_monitors(config: Mapping[str, Any]) -> dict[str, Any]:
     """DeepSpeed's configuration for an engine, which then makes none of its own."""
     return {name: value for name, value in config.items() if name not in _KINDS}
+
+
+def _wanted(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of those that are on, by DeepSpeed's own reading: to it "false" is off, and "on" is on."""
+    settings: Any = get_monitor_config(config)
+    return {name: getattr(settings, name) for name in _KINDS if getattr(settings, name).enabled}
 
 
 def _reason(error: Exception) -> str:

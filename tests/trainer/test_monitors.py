@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trainer.files import read_lines
 from trainer.monitors import Monitors, check_installed
 from trainer.run_directory import RunDirectory
+from trainer.settings import ConfigError
 
 
 def csv_files(folder: Path):
@@ -58,8 +59,16 @@ def test_what_is_not_installed_is_told_before_anything_is_written(call, deepspee
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_not_reported_to_need_not_be_installed():
-    check_installed({"wandb": {"enabled": False}, "comet": {}, "zero_optimization": {"stage": 2}})
+@pytest.mark.parametrize("off", [False, "false", "off", 0])  # to DeepSpeed these are one
+def test_what_is_not_reported_to_need_not_be_installed(off):
+    check_installed({"wandb": {"enabled": off}, "comet": {}, "zero_optimization": {"stage": 2}})
+
+
+@pytest.mark.parametrize("on", [True, "true", "on", 1])
+@pytest.mark.skipif(find_spec("comet_ml") is not None, reason="comet_ml is installed")
+def test_what_is_reported_to_by_deepspeed_s_own_reading_has_to_be_installed(on):
+    with pytest.raises(ConfigError, match="comet needs comet_ml, which is not installed here"):
+        check_installed({"comet": {"enabled": on}})
 
 
 @pytest.mark.parametrize("world", [1, 2])
