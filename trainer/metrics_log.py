@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from preprocessing.status import exists
+from preprocessing.terminal import counted
 from trainer.files import append_line, incomplete, sync
 from trainer.run_directory import RunDirectory
 
@@ -47,7 +48,8 @@ class MetricsLog:
     def close(self) -> None:
         """Write the lines that wait for the last time."""
         if problem := self.write():
-            _log.error("%d lines of metrics find no room and are lost (%s)", len(self.waiting), problem.strerror)
+            lines = counted(len(self.waiting), "line")
+            _log.error("%s of metrics could not be written and got lost (%s)", lines, problem.strerror)
 
 
 def cut_metrics(run: RunDirectory, step: int) -> None:

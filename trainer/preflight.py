@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from preprocessing.schema import ShardError
+from preprocessing.terminal import counted
 from preprocessing.tokenization import VOCABULARY_FILE, check_files, load_vocabulary, special_ids
 from trainer.attention import is_modern
 from trainer.config import Phase, Recipe
@@ -174,8 +175,8 @@ def _warn_of_schedules(recipe: Recipe) -> None:
     for schedule, steps in dict.fromkeys(schedules):
         if schedule.warmup_steps >= steps:
             _log.warning(
-                "the learning rate never reaches its peak: schedule.warmup_steps is %d, and there are %d steps",
-                schedule.warmup_steps, steps,
+                "the learning rate never reaches its peak: schedule.warmup_steps is %d, and there %s %s",
+                schedule.warmup_steps, "is" if steps == 1 else "are", counted(steps, "step"),
             )  # fmt: skip
         if schedule.floor and not schedule.power:
             _log.warning("schedule.floor has no effect: schedule.power=0 holds the peak")

@@ -28,7 +28,7 @@ if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 from preprocessing.schema import ShardError
 from preprocessing.status import is_dir, is_file
 from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_passing, reason
-from preprocessing.terminal import tell_error
+from preprocessing.terminal import counted, tell_error
 from preprocessing.tokenization import VocabularyError
 from trainer.agreement import check_agreement, check_initial_weights, check_is_shared
 from trainer.arguments import output_of, parse
@@ -206,7 +206,7 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
         if world.is_first:
             export_if_missing(run, step, recipe.model)
         on_first(lambda: _end(run, "done"))
-        _log.info("%s: done already, %d steps", run.path, step)
+        _log.info("%s: done already, %s", run.path, counted(step, "step"))
         leave_world()
         return
     on_first(lambda: reopen(run))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from preprocessing.terminal import counted
 from trainer.bottlenecks import Bottlenecks
 from trainer.checkpoint import Learner, RunState, read_run_state
 from trainer.config import Phase, Recipe
@@ -95,7 +96,8 @@ class Session:
         if self.world.is_first:
             with contextlib.suppress(OSError):  # what is done stays so, whatever can't be read of it just now
                 export = self.run.export(step)
-                _log.info("done: %d steps%s", step, f"; the newest export is {export}" if export.is_dir() else "")
+                there = f"; the newest export is {export}" if export.is_dir() else ""
+                _log.info("done: %s%s", counted(step, "step"), there)
                 warn_of_a_rise(self.run, self.recipe)
         return "done", ""
 
@@ -163,7 +165,7 @@ class Session:
         loader.close()
         progress.close()
         if step > first:
-            _log.info("time of %d steps: %s", step - first, _shares(spent))
+            _log.info("time of %s: %s", counted(step - first, "step"), _shares(spent))
         is_complete = step == end and not self.owes_validation and not (stopped and step < self.recipe.last_step)
         self._finish_saving(engine, step, is_complete)
         self._watch()

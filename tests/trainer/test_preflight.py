@@ -174,7 +174,9 @@ def test_each_of_two_phases_with_equal_schedules_has_to_reach_its_peak(recipe, c
     phase = ("{{sequence_length=32, steps={}, global_batch_size=8, micro_batch_size=2, "
              "schedule={{peak=1e-2, warmup_steps=10}}}}")  # fmt: skip
     warn_of_settings(load_recipe(recipe, [f"phases=[{phase.format(5)}, {phase.format(100)}]"]))
-    assert [record.args for record in caplog.records] == [(10, 5)]
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        "schedule.warmup_steps is 10, and there are 5 steps"
+    ]
 
 
 def test_a_limit_that_takes_predictions_from_the_masking_is_told(recipe, caplog):

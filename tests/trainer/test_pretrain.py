@@ -157,6 +157,15 @@ def test_what_a_kill_after_the_last_checkpoint_cut_is_made_up_for(call, tmp_path
     assert run.outcome == ("done", "")
 
 
+def test_a_run_of_one_step_is_told_of_in_the_singular(call):
+    settings = "phases.0.steps=1", "schedule.warmup_steps=1"
+    _, log = call(*settings)
+    assert "schedule.warmup_steps is 1, and there is 1 step\n" in log
+    assert "time of 1 step: " in log
+    assert "done: 1 step; " in log
+    assert "done already, 1 step\n" in call(*settings)[1]
+
+
 def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(call, tmp_path):
     """One rank is told; all agree, finish the step and write. The same command then gives the uninterrupted curve."""
     settings = ["log.validate_every=0"]  # a validation would end there too

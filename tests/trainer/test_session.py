@@ -111,15 +111,16 @@ def test_only_the_first_rank_makes_an_export_that_is_missing(recipe, shards, tmp
     assert asked == made
 
 
-def test_lines_that_find_no_room_to_the_end_are_told_to_be_lost(recipe, shards, tmp_path, caplog):
+@pytest.mark.parametrize(("steps", "lines"), [((7, 8), "2 lines"), ((8,), "1 line")])
+def test_lines_that_find_no_room_to_the_end_are_told_to_be_lost(recipe, shards, tmp_path, caplog, steps, lines):
     session = of_session(recipe, shards, tmp_path)
     session.deepspeed_configs = [{}]
     session._metrics.waiting = [
-        (tmp_path / "file-system-that-is-gone" / "metrics.jsonl", {"step": step}) for step in (7, 8)
+        (tmp_path / "file-system-that-is-gone" / "metrics.jsonl", {"step": step}) for step in steps
     ]
     session.run.export(8).mkdir(parents=True)
     session.train(8)
-    assert caplog.messages == ["2 lines of metrics find no room and are lost (No such file or directory)"]
+    assert caplog.messages == [f"{lines} of metrics could not be written and got lost (No such file or directory)"]
 
 
 @pytest.mark.parametrize(("full_sequences", "is_told"), [(8, True), (4, False), (16, True)])
