@@ -15,6 +15,7 @@ from cluster.planning.plans import Assumptions, Cluster, PhasePlan, Plan, StageP
 from cluster.planning.sharding import STAGES, States, model_states
 from cluster.planning.throughput import Speed, Work, step_time
 from preprocessing.schema import PAIR, token_type
+from preprocessing.terminal import counted
 from trainer.config import Phase, Recipe
 from trainer.deepspeed_config import wants_whole_parameters
 from trainer.metrics import training_flops
@@ -132,10 +133,10 @@ def check_shares(recipe: Recipe, gpus: int) -> None:
     for i, phase in enumerate(recipe.phases):
         batch = phase.global_batch_size
         if batch % gpus:
-            near = [max(d for d in able if d < gpus), *(d for d in able if d > gpus)][:2]
+            *less, near = [max(d for d in able if d < gpus), *(d for d in able if d > gpus)][:2]
             raise ConfigError(
-                f"{gpus} GPUs can't share phase {i}'s batch of {batch:,} sequences equally: "
-                f"take {' or '.join(map(str, near))} GPUs, or another phases.{i}.global_batch_size"
+                f"{gpus} GPUs can't share phase {i}'s batch of {counted(batch, 'sequence')} equally: "
+                f"take {' or '.join([*map(str, less), counted(near, 'GPU')])}, or another phases.{i}.global_batch_size"
             )
 
 
@@ -144,7 +145,8 @@ def plan_phases(
 ) -> list[PhasePlan]:
     """All phases that the run comes to; see make_plan."""
     if micro_batches is not None and len(micro_batches) not in (1, len(recipe.phases)):
-        raise ConfigError(f"--micro-batch: give one number, or one for each of {len(recipe.phases)} phases")
+        several = f", or one for each of {len(recipe.phases)} phases" if len(recipe.phases) > 1 else ""
+        raise ConfigError(f"--micro-batch: give one number{several}")
     plans = []
     for i, (steps, phase) in enumerate(_phases(recipe)):
         wanted = micro_batches[i % len(micro_batches)] if micro_batches else None
@@ -256,9 +258,11 @@ def _choose(phase: Phase, share: int, largest: int, wanted: int | None) -> int:
     if wanted is None:
         return max(divisor for divisor in _divisors(share) if divisor <= largest)
     if wanted <= 0 or share % wanted:
-        raise ConfigError(f"--micro-batch {wanted}: it must divide the {share} sequences of a step that each GPU has")
+        whole = counted(share, "sequence")
+        raise ConfigError(f"--micro-batch {wanted}: it must divide the {whole} of a step that each GPU has")
     if wanted > largest:
-        raise ConfigError(f"--micro-batch {wanted}: at most {largest} sequences of {phase.sequence_length} tokens fit")
+        most, ends = counted(largest, "sequence"), "s" if largest == 1 else ""
+        raise ConfigError(f"--micro-batch {wanted}: at most {most} of {phase.sequence_length} tokens fit{ends}")
     return wanted
 
 

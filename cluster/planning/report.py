@@ -31,7 +31,7 @@ def report(name: str, plan: Plan, source: str, scaling: Sequence[tuple[int, floa
     yield (
         f"{plan.parameters / 1e6:,.1f} M parameters, ZeRO {cluster.sharding.stage}, "
         f"{_PRECISIONS[cluster.sharding.precision]}. {counted(math.ceil(cluster.gpus / node.gpus), 'node')} of "
-        f"{node.gpus} GPUs; {node.source}. "
+        f"{counted(node.gpus, 'GPU')}; {node.source}. "
         f"Products at {plan.assumptions.efficiency:.0%} of {peak / 1e12:,.4g} TFLOP/s ({source}). "
         f"Sequences {plan.assumptions.fill:.0%} full.\n"
     )
@@ -94,10 +94,11 @@ def _advice(plan: Plan) -> Iterator[str]:
     waiting = {i: phase.micro_batch for i, phase in enumerate(plan.phases) if phase.step.launch_bound}
     if waiting:
         who = " and ".join(f"phase {i}" for i in waiting).capitalize()
-        sizes = " or ".join(map(str, dict.fromkeys(waiting.values())))
+        *others, last = dict.fromkeys(waiting.values())
+        sizes = " or ".join([*map(str, others), counted(last, "sequence")])
         yield (
             f"{who} {'wait' if len(waiting) > 1 else 'waits'} for the CPU: launching the operations of {sizes} "
-            "sequences takes longer than their products. More GPUs change little; a larger batch would.\n"
+            "takes longer than their products. More GPUs change little; a larger batch would.\n"
         )
     if waiting and plan.hours_in_graphs is not None and plan.hours_in_graphs < (1 - _WORTH_A_WORD) * plan.hours:
         yield (
@@ -143,9 +144,9 @@ def _storage(plan: Plan) -> Iterator[str]:
     between = min(phase.step.total for phase in plan.phases) * plan.checkpoint_every
     yield (
         f"A checkpoint has {plan.checkpoint / 1e9:.2f} GB (12 bytes a parameter, over all ranks), every "
-        f"{plan.checkpoint_every:,} steps or {between / 60:,.1f} minutes; at {plan.assumptions.write / 1e9:g} GB/s it "
-        f"is written in {seconds:,.1f} s, while training continues. Training data is read at "
-        f"{plan.read_rate / 1e6:,.1f} MB/s by all GPUs together.\n"
+        f"{counted(plan.checkpoint_every, 'step')} or {between / 60:,.1f} minutes; at "
+        f"{plan.assumptions.write / 1e9:g} GB/s it is written in {seconds:,.1f} s, while training continues. "
+        f"Training data is read at {plan.read_rate / 1e6:,.1f} MB/s by all GPUs together.\n"
     )
     if seconds > between:
         yield "Checkpoints come faster than they are written: training will wait. Set a larger checkpoint.every.\n"

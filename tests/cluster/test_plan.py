@@ -386,6 +386,14 @@ def test_nodes_are_filled_one_after_the_other(capsys, gpus, nodes):
     assert f"{nodes} GPUs; DGX" in capsys.readouterr().out
 
 
+def test_what_there_is_one_of_is_told_of_in_the_singular(capsys):
+    asked = "--micro-batch", "1", "--launch-us", "1000", "--gpus-per-node", "1", "checkpoint.every=1"
+    assert run_large(*asked) == 0
+    shown = capsys.readouterr().out
+    for words in ("8 nodes of 1 GPU; ", "launching the operations of 1 sequence takes", "every 1 step or "):
+        assert words in shown
+
+
 def test_no_more_is_predicted_than_the_recipe_takes_of_a_sequence():
     limits = ["phases.0.max_predictions=20", "phases.1.max_predictions=80"]
     few, many = (
@@ -625,7 +633,17 @@ def test_a_recipe_whose_model_is_not_that_of_given_weights_is_refused_as_by_the_
         (["--ds-config", "nope.json"], "nope.json: can't read"),
         (["--micro-batch", "7"], "must divide the 32 sequences"),
         (["--micro-batch", "32", "--headroom", "0.9"], "--micro-batch 32: at most "),
-        (["--micro-batch", "32,1,1"], "one for each of 2 phases"),
+        (["--micro-batch", "32,1,1"], "give one number, or one for each of 2 phases\n"),
+        (["--recipe", "demo", "--micro-batch", "32,1"], "--micro-batch: give one number\n"),
+        (["--gpus", "256", "--micro-batch", "2"], "must divide the 1 sequence of a step that each GPU has"),
+        (
+            ["--micro-batch", "8", "model.max_position_embeddings=100000", "phases.1.sequence_length=100000"],
+            "--micro-batch 8: at most 1 sequence of 100000 tokens fits\n",
+        ),
+        (
+            ["--gpus", "2", "phases.0.global_batch_size=1"],
+            "batch of 1 sequence equally: take 1 GPU, or",
+        ),
         (["--efficiency", "1.5"], "at most 1"),
         (["--efficiency", "0"], "give more than 0 and at most 1"),
         (["--fill", "0"], "more than 0"),
