@@ -16,9 +16,10 @@ from transformers import BertConfig
 from cluster.plan import main
 from cluster.planning.estimate import make_plan, scaling
 from cluster.planning.hardware import GPUS, change_node, find_gpu
-from cluster.planning.plans import Assumptions, Cluster
+from cluster.planning.plans import Assumptions, Cluster, PhasePlan, Plan, StagePlan
 from cluster.planning.report import _hours, calibration, report
-from cluster.planning.sharding import Sharding, read_sharding
+from cluster.planning.sharding import Sharding, States, read_sharding
+from cluster.planning.throughput import StepTime
 from preprocessing.schema import PAIR
 from tests.failing import REASON, fail_at, fail_on
 from trainer.config import load_recipe
@@ -545,6 +546,66 @@ def rows_of(text):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.split("\n") if line.startswith("|")]
 
 
+def test_a_report_says_where_time_and_memory_go_from_its_first_line_to_its_last():
+    """Of two hours and a half and of one hour, on sixteen GPUs for three of some money an hour each."""
+    sizes = States(*(gib * 2**30 for gib in (1, 2, 3, 4, 5)))
+    first, second = StepTime(0.75, 0.05, 0.5, 0.2, False), StepTime(1.5, 0.1, 0.6, 0.4, True)
+    made = Plan(
+        Cluster(GPUS["h100"], 16, Sharding(2)), Assumptions(0.5, fill=0.9, write=5e8, price=3.0), 100_000_000, sizes,
+        usable=72 * 2**30, unreached={}, checkpoint=1.2e9, checkpoint_every=60, read_rate=1e6,
+        phases=[PhasePlan(128, 9000, 2048, 32, 4, 48, kept=2**27, kept_checkpointed=2**24, step=first, flops=1.25e12),
+                PhasePlan(512, 1800, 512, 8, 4, 12, kept=2**29, kept_checkpointed=2**26, step=second, flops=5e12)],
+        stages=[StagePlan(0, "not in 16 bits", sizes, [0, 0], None), StagePlan(2, "", sizes, [48, 12], 3.5),
+                StagePlan(3, "", sizes, [0, 0], None)],
+        hours_in_buckets=None, hours_in_graphs=None, multiple_in_graphs=64,
+    )  # fmt: skip
+    text = "".join(report("example", made, "measured", [(16, 3.5)]))
+    found = [[re.sub("^--+", "--", cell) for cell in row] for row in rows_of(text)]
+    assert found == [
+        ["", "phase 0", "phase 1", "total"],
+        ["--", "--:", "--:", "--:"],
+        ["tokens of a sequence", "128", "512", ""],
+        ["sequences of a step", "2,048", "512", ""],
+        ["micro-batch x accumulation", "32 x 4", "8 x 4", ""],
+        ["step, ms", "1,000.0", "2,000.0", ""],
+        ["- products, or their launches", "750.0", "1,500.0", ""],
+        ["- update", "50.0", "100.0", ""],
+        ["- network, waited for", "200.0", "400.0", ""],
+        ["network in all, ms", "500.0", "600.0", ""],
+        ["sequences/s", "2,048", "256", ""],
+        ["TFLOP/s of a GPU", "160", "80", ""],
+        ["steps", "9,000", "1,800", "10,800"],
+        ["hours", "2.50", "1.00", "3.50"],
+        ["GPU-hours", "40.0", "16.0", "56.0"],
+        ["cost", "120", "48", "168"],
+        ["ZeRO", "weights", "gradients", "optimizer", "buffers", "at the update",
+         "largest micro-batch of 128", "largest micro-batch of 512", "hours"],
+        ["--", *["--:"] * 8],
+        ["0", *["-"] * 7, "not in 16 bits"],
+        ["2 (this plan)", "1.00", "2.00", "3.00", "4.00", "5.00", "48", "12", "3.50"],
+        ["3", "1.00", "2.00", "3.00", "4.00", "5.00", "0", "0", "does not fit"],
+        ["GPUs", "hours", "GPU-hours", "times as fast as 16", "of ideal"],
+        ["--:"] * 5,
+        ["16", "3.50", "56", "1.0", "100%"],
+    ]  # fmt: skip
+    assert [line for line in text.split("\n") if line and not line.startswith("|")] == [
+        "# example on 16 x h100, on paper",
+        "100.0 M parameters, ZeRO 2, bf16 beside float32 weights. 2 nodes of 8 GPUs; DGX H100 and H200: NVSwitch, "
+        "8 x 400 Gb/s InfiniBand. Products at 50% of 989 TFLOP/s (measured). Sequences 90% full.",
+        "## Time",
+        "Give the trainer `phases.0.micro_batch_size=32 phases.1.micro_batch_size=8`.",
+        "Phase 1 waits for the CPU: launching the operations of 8 sequences takes longer than their products. "
+        "More GPUs change little; a larger batch would.",
+        "## Memory of a GPU, GiB",
+        "72.0 GiB of 80 are counted on. A sequence of 128 tokens keeps 0.125 GiB of activations (0.016 with activation "
+        "checkpointing), of 512 tokens keeps 0.500 GiB of activations (0.062 with activation checkpointing).",
+        "## Storage",
+        "A checkpoint has 1.20 GB (12 bytes a parameter, over all ranks), every 60 steps or 1.0 minutes; at 0.5 GB/s "
+        "it is written in 2.4 s, while training continues. Training data is read at 1.0 MB/s by all GPUs together.",
+        "## Other numbers of GPUs",
+    ]
+
+
 def test_the_tables_of_a_report_show_its_own_plan_and_other_numbers_of_gpus():
     made = plan()
     text = "".join(report("large", made, "assumed", [(2, 100.0), (16, 20.0), (32, 8.0)]))
@@ -560,7 +621,11 @@ def test_the_tables_of_a_report_show_its_own_plan_and_other_numbers_of_gpus():
 
 
 def test_published_runs_are_shown_with_their_rates_and_errors():
-    rows = [row for row in rows_of("".join(calibration())) if row[0].replace(",", "").isdigit()]
+    text = "".join(calibration())
+    rows = [row for row in rows_of(text) if row[0].replace(",", "").isdigit()]
+    assert re.findall(r"^(\w+), .*: efficiency (\d+\.\d)%, fitted on the run of (\d+)$", text, re.MULTILINE) == [
+        ("DeepSpeed", "49.2", "16"), ("NVIDIA", "44.8", "1"), ("NVIDIA", "68.7", "1")
+    ]  # fmt: skip
     assert [row[3] for row in rows if row[3][0] not in "+-"] == ["fitted"] * 3
     assert [row[4] for row in rows if row[0] in ("1", "256")] == ["191.2", "580.0", "540.2", "210.0", "194.0"]
     for gpus, published, predicted, error, rate, predicted_rate in rows:
