@@ -116,25 +116,25 @@ def step_time(work: Work, speed: Speed, sharding: Sharding, ranks: int) -> StepT
 
 def _network(work: Work, speed: Speed, sharding: Sharding, ranks: int, micro_batch: float) -> tuple[float, float]:
     """Seconds that are sent, and those of them that are waited for, in a step."""
-    if ranks == 1:
-        return 0.0, 0.0
     node, passes = speed.gpu.node, work.accumulation if sharding.stage >= 2 else 1
     backward = micro_batch * _BACKWARD
-    reduced = _reduction(work.parameters, sharding, ranks, node, speed.algorithm)
+    buckets, one = _reduction(work.parameters, sharding, ranks, node, speed.algorithm)
     hides = sharding.hides_reduction and not work.all_at_once
-    waited = _waited(reduced, backward) if hides else sum(reduced)
+    waited = _waited(buckets, one, backward) if hides else buckets * one
     gathered, gather_waited = _gathers(work, sharding, ranks, node, micro_batch - backward)
-    return passes * sum(reduced) + gathered, passes * waited + gather_waited
+    return passes * buckets * one + gathered, passes * waited + gather_waited
 
 
-def _reduction(parameters: int, sharding: Sharding, ranks: int, node: Node, algorithm: Algorithm | None) -> list[float]:
-    """Seconds of each bucket of gradients."""
+def _reduction(
+    parameters: int, sharding: Sharding, ranks: int, node: Node, algorithm: Algorithm | None
+) -> tuple[int, float]:
+    """How many buckets of gradients there are, and the seconds of each."""
     elements = ENGINE_BUCKET if sharding.stage == 0 or sharding.accumulates_everything else sharding.bucket
     buckets = math.ceil(parameters / elements)
     size = parameters / buckets * sharding.communication
     if sharding.stage == 3 or (sharding.stage == 2 and sharding.scatter):
-        return [all_gather(size, ranks, node)] * buckets
-    return [all_reduce(size, ranks, node, algorithm)] * buckets
+        return buckets, all_gather(size, ranks, node)
+    return buckets, all_reduce(size, ranks, node, algorithm)
 
 
 def _gathers(work: Work, sharding: Sharding, ranks: int, node: Node, forward: float) -> tuple[float, float]:
@@ -145,13 +145,12 @@ def _gathers(work: Work, sharding: Sharding, ranks: int, node: Node, forward: fl
         once = all_gather(work.parameters * sharding.width, ranks, node)
         return once, once
     pieces = math.ceil(work.parameters / sharding.prefetch)
-    piece = all_gather(work.parameters / pieces * sharding.width, ranks, node)
+    one = all_gather(work.parameters / pieces * sharding.width, ranks, node)
     times = work.accumulation * (1 if sharding.keeps_gathered(work.parameters) else 2)
-    one_pass = [piece] * pieces
-    return times * sum(one_pass), times * (_waited(one_pass, forward) if sharding.overlap else sum(one_pass))
+    return times * pieces * one, times * (_waited(pieces, one, forward) if sharding.overlap else pieces * one)
 
 
-def _waited(pieces: list[float], hidden_under: float) -> float:
+def _waited(pieces: int, one: float, hidden_under: float) -> float:
     """One piece can't be hidden; the others can for as long as the work lasts that they go with."""
-    *others, alone = pieces
-    return alone + max(0.0, sum(others) - hidden_under * len(others) / len(pieces))
+    others = pieces - 1
+    return one + others * max(0.0, one - hidden_under / pieces)

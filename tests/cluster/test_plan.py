@@ -800,6 +800,7 @@ def test_what_a_configuration_leaves_out_is_deepspeed_s_default():
     [
         (2, {"offload_optimizer": None}, ""),
         (2, {"reduce_bucket_size": 5e7}, ""),
+        (2, {"reduce_bucket_size": 1}, ""),  # of which there are millions to count
         (2, {"reduce_bucket_size": 0}, "zero_optimization.reduce_bucket_size is 0; a plan wants a whole number, 1"),
         (2, {"reduce_bucket_size": "auto"}, "zero_optimization.reduce_bucket_size is 'auto'; a plan wants"),
         (2, {"reduce_bucket_size": 10**400}, "000; a plan wants a whole number, 1 or more, below 2**63"),

@@ -112,6 +112,7 @@ def test_what_each_stage_sends():
         for stage, sharding in {
             0: Sharding(0, "float32"),
             1: Sharding(1),
+            "1, where none are sent to owners": Sharding(1, scatter=True),
             2: Sharding(2, bucket=50_000_000),
             "2 to owners": Sharding(2, bucket=50_000_000, scatter=True),
             3: Sharding(3, bucket=50_000_000),
@@ -123,6 +124,7 @@ def test_what_each_stage_sends():
         {
             0: 2 * 4,
             1: 2 * 4 + 2,
+            "1, where none are sent to owners": 2 * 4 + 2,
             2: micro_batches * 2 * 4 + 2,
             "2 to owners": micro_batches * 4 + 2,
             3: micro_batches * (4 + 2),
@@ -177,6 +179,18 @@ def test_weights_that_are_gathered_without_overlap_are_waited_for():
     waits, hides = (step_time(WORK, Speed(A100, 0.45), Sharding(3, overlap=overlap), 64) for overlap in (False, True))
     assert waits.exposed == pytest.approx(waits.network)
     assert hides.exposed < waits.exposed
+
+
+def test_weights_are_gathered_under_the_forward_pass_and_gradients_sent_under_the_backward_pass():
+    """A fourth of the weights, in 16 bits, takes a second; a fourth of their gradients, in 32, takes two."""
+    work = replace(WORK, accumulation=1, parameters=200_000_000)
+    node = replace(A100.node, bus=7 / 8 * 100e6)
+    fast = work.micro_batch * work.flops / A100.peak
+    sharding = Sharding(3, bucket=50_000_000, prefetch=50_000_000, overlap=True)
+    for products, gathering, sending in ((6, 1 + 3 / 2, 2 + 3), (12, 1, 2)):  # seconds, a third of them forward
+        step = step_time(work, Speed(replace(A100, node=node), fast / products), sharding, 8)
+        assert step.network == pytest.approx(4 * 1 + 4 * 2, rel=1e-3)
+        assert step.exposed == pytest.approx(gathering + sending, rel=1e-3)
 
 
 @pytest.mark.parametrize(("gpu", "times"), [("a100-80", 16), ("v100-32", 125 / 15.7)])
