@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from preprocessing.schema import MIN_SEQUENCE_LENGTH
 from trainer.data import MAX_WEIGHTS, DataConfig
 from trainer.masking import STANDARD, MaskingConfig, count_predictions
 from trainer.model import BertConfig
@@ -54,6 +55,8 @@ class Phase:
             value = getattr(self, name)
             if value is not None and not 0 < value < 2**31:
                 raise ValueError(f"{name} must be positive and below 2^31")
+        if self.sequence_length < MIN_SEQUENCE_LENGTH:
+            raise ValueError(f"sequence_length must be {MIN_SEQUENCE_LENGTH} or more, as those of shards are")
         if self.weights and not (min(self.weights) >= 0 and 0 < sum(self.weights) < MAX_WEIGHTS):
             raise ValueError(
                 f"weights must be numbers of 0 or more, not all of them 0, and less than {MAX_WEIGHTS:g} together"

@@ -324,12 +324,17 @@ def test_a_setting_at_its_bound_is_taken(recipe, setting, value):
     assert attrgetter(setting)(load_recipe(recipe, [f"{setting}={value}"])) == value
 
 
+def test_a_phase_may_be_as_short_as_pairs_of_shards_can_be(recipe):
+    assert load_recipe(recipe, ["phases.0.sequence_length=8"]).phases[0].sequence_length == 8
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("train.hang_seconds=10000000000000", "hang_seconds 0 to 10000000"),
         ("train.threads=2048", "threads 0 to 1024"),
         ("phases.0.global_batch_size=9999999999999999", "global_batch_size must be positive and below"),
+        ("phases.0.sequence_length=7", "phases.0: sequence_length must be 8 or more, as those of shards are"),
         ("optimizer={name='lamb', min_trust_ratio=inf}", "min_trust_ratio must be 0 or more, finite"),
         ("data.token_multiple=0", "token_multiple must be 1 to 65,536"),
         ("data.token_multiple=1000000007", "token_multiple must be 1 to 65,536"),
