@@ -127,8 +127,6 @@ def check_shares(recipe: Recipe, gpus: int) -> None:
     Raises:
         ConfigError: it can't; the message has the nearest numbers that can.
     """
-    if gpus <= 0:
-        raise ConfigError(f"--gpus {gpus}: give a positive number")
     able = _divisors(math.gcd(*(phase.global_batch_size for phase in recipe.phases)))
     for i, phase in enumerate(recipe.phases):
         batch = phase.global_batch_size
@@ -257,7 +255,7 @@ def _choose(phase: Phase, share: int, largest: int, wanted: int | None) -> int:
     """The micro-batch that is wanted, or the largest one that fits and divides a GPU's share of the batch."""
     if wanted is None:
         return max(divisor for divisor in _divisors(share) if divisor <= largest)
-    if wanted <= 0 or share % wanted:
+    if share % wanted:
         whole = counted(share, "sequence")
         raise ConfigError(f"--micro-batch {wanted}: it must divide the {whole} of a step that each GPU has")
     if wanted > largest:
@@ -292,8 +290,6 @@ def _largest(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assump
 def _filling(recipe: Recipe, phase: Phase, share: float = 0.5) -> float:
     """Tokens that fill a micro-batch up, see PackedTokens.round_up: on average, or with a share of 1 at the most."""
     multiple = recipe.data.token_multiple
-    if multiple == 1:
-        return 0.0
     return filling_sequences(multiple, phase.sequence_length) + share * (multiple - 1)
 
 
