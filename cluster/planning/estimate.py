@@ -179,7 +179,7 @@ def scaling(
 def _at_most(recipe: Recipe, gpus: int, micro_batches: Sequence[int]) -> list[int]:
     """Of each phase the largest micro-batch that divides a GPU's share and is no larger than the one that was given."""
     return [
-        max((d for d in _divisors(phase.global_batch_size // gpus) if d <= wanted), default=1)
+        max(d for d in _divisors(phase.global_batch_size // gpus) if d <= wanted)
         for phase, wanted in zip(recipe.phases, itertools.cycle(micro_batches), strict=False)
     ]
 

@@ -74,6 +74,12 @@ def test_efficiency_fill_and_price_do_what_they_say():
     assert priced.cost == pytest.approx(3 * priced.gpu_hours)
 
 
+def test_sequences_that_are_half_full_are_the_work_of_full_ones_of_half_their_length():
+    long = load_recipe(ROOT / "trainer/recipes/bert_base.toml", ["phases.0.sequence_length=256"])
+    assert (long.phases[0].sequence_length, BASE.phases[0].sequence_length) == (256, 128)
+    assert plan(long, fill=0.5).phases[0].flops == plan(BASE).phases[0].flops
+
+
 def test_headroom_is_left():
     roomy, tight = plan(headroom=0.5), plan(headroom=0.0)
     assert roomy.usable * 2 == tight.usable == GPUS["h200"].memory
@@ -93,6 +99,8 @@ def test_a_left_to_right_model_predicts_every_token():
 def test_a_run_that_stops_early_is_planned_as_far_as_it_goes():
     short = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", ["train.max_steps=1000"])
     assert [phase.steps for phase in plan(short).phases] == [1000]
+    whole = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", ["train.max_steps=7038"])
+    assert [phase.steps for phase in plan(whole).phases] == [7038]
     later = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", ["train.max_steps=7100"])
     assert [phase.steps for phase in plan(later).phases] == [7038, 62]
 
@@ -152,6 +160,10 @@ def test_what_an_optimizer_takes_for_its_update_must_fit_too():
         recipe = load_recipe(ROOT / "trainer/recipes/bert_large.toml", [*settings, f"optimizer.name={name}"])
         found = list(scaling(recipe, Cluster(GPUS["h200"], 1, Sharding(2, overlap=True)), Assumptions(0.45), 1))
         assert bool(found) == fits
+    told = r"optimizer take (\d+\.\d) GiB of 126\.9; b200 would do$"
+    with pytest.raises(ConfigError, match=told) as refused:
+        plan(recipe, gpus=1)
+    assert 126.9 < float(re.search(told, str(refused.value))[1]) < 180
 
 
 def test_smaller_buckets_are_advised_where_one_takes_the_whole_model_only():
@@ -220,6 +232,7 @@ def test_micro_batches_of_phases_that_are_not_reached_are_told_with_those_of_the
         (("--micro-batch", "32,8", "--fill", "0.5"), 64),
         (("--micro-batch", "1"), 64),
         (("--micro-batch", "32,8", "train.fused=true", "data.token_multiple=256"), 256),  # as the recipe has it
+        (("--micro-batch", "32,8", "data.token_multiple=2"), 2),
     ],
 )
 def test_what_fills_up_tokens_in_graphs_is_told_with_their_hours(capsys, words, multiple):
@@ -293,6 +306,8 @@ def test_the_curve_covers_the_powers_of_two_that_divide_every_batch():
     cluster = Cluster(GPUS["h200"], 8, Sharding(2, overlap=True))
     curve = list(scaling(BASE, cluster, Assumptions(0.45), 4096))
     assert [gpus for gpus, _ in curve] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    fewer = load_recipe(ROOT / "trainer/recipes/bert_base.toml", ["phases.1.global_batch_size=64"])
+    assert [gpus for gpus, _ in scaling(fewer, cluster, Assumptions(0.45), 4096)] == [1, 2, 4, 8, 16, 32, 64]
     hours = [hours for _, hours in scaling(LAMB, cluster, Assumptions(0.45), 256)]
     assert sorted(hours, reverse=True) == hours
 
@@ -760,6 +775,23 @@ def test_a_model_that_does_not_fit_says_what_would_do(gpus, settings, words, cap
     assert all(word in error for word in words), error
     assert (needed := re.search(r": weights, gradients and optimizer take (\d+\.\d) GiB of 36\.0; ", error)), error
     assert 10 < float(needed[1]) < 10_000
+
+
+def test_a_gpu_that_one_sequence_fills_does(capsys):
+    long = ["model.max_position_embeddings=100000", "phases.1.sequence_length=100000"]
+    assert run_large("--gpu", "a100-40", *long) == 2
+    assert capsys.readouterr().err.endswith("GiB of 36.0; model.activation_checkpointing=true, h200 would do\n")
+    assert run_large("--json", *long) == 0
+    assert json.loads(capsys.readouterr().out)["phases"][1]["largest"] == 1
+
+
+def test_the_largest_micro_batch_may_be_asked_for(capsys):
+    assert run_large("--gpu", "a100-40", "--json") == 0
+    largest = json.loads(capsys.readouterr().out)["phases"][0]["largest"]
+    for asked, code in ((largest, 0), (largest + 1, 2)):
+        sizes = [f"phases.{i}.global_batch_size={8 * asked}" for i in (0, 1)]
+        assert run_large("--gpu", "a100-40", "--micro-batch", f"{asked},1", *sizes) == code
+    assert f"at most {largest} sequences of 128 tokens fit\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("offload", [{"device": "cpu"}, "cpu"])
