@@ -319,12 +319,12 @@ def _operations(recipe: Recipe, kernel: Kernel, stage: int) -> float:
 def _too_small(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assumptions) -> str:
     """Why nothing fits, and what would."""
     states = _states(recipe, cluster)
-    stages = [stage for stage in STAGES[1:] if not _why_refused(recipe, cluster, stage)]
+    stages = [stage for stage in STAGES if not _why_refused(recipe, cluster, stage)]
     would = [f"ZeRO {stage}" for stage in stages if _fits(recipe, phase, cluster, assumptions, stage=stage)]
     if not recipe.train.cuda_graphs and _fits(recipe, phase, cluster, assumptions, checkpointing=True):
         would.append("model.activation_checkpointing=true")
-    larger = sorted((gpu for gpu in GPUS.values() if gpu.memory > cluster.gpu.memory), key=lambda gpu: gpu.memory)
-    would += [gpu.name for gpu in larger if _fits(recipe, phase, cluster, assumptions, gpu=gpu)][:1]
+    by_memory = sorted(GPUS.values(), key=lambda gpu: gpu.memory)
+    would += [gpu.name for gpu in by_memory if _fits(recipe, phase, cluster, assumptions, gpu=gpu)][:1]
     needed = max(states.working, states.updating) / 2**30
     return (
         f"not even one sequence of {phase.sequence_length} tokens fits into {cluster.gpus} x {cluster.gpu.name} under "

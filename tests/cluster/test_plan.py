@@ -166,6 +166,16 @@ def test_what_an_optimizer_takes_for_its_update_must_fit_too():
     assert 126.9 < float(re.search(told, str(refused.value))[1]) < 180
 
 
+def test_no_zero_at_all_may_be_what_fits_a_model_in_float32_into_one_gpu():
+    """Whose gradients then lie nowhere twice."""
+    settings = ["model.hidden_size=2560", "model.intermediate_size=10240"]
+    wide = load_recipe(ROOT / "trainer/recipes/bert_large.toml", settings)
+    alone = Cluster(GPUS["a100-40"], 1, Sharding(2, "float32"))
+    with pytest.raises(ConfigError, match=r"; ZeRO 0, a100-80 would do$"):
+        make_plan(wide, alone, Assumptions(0.45))
+    assert make_plan(wide, replace(alone, sharding=Sharding(0, "float32")), Assumptions(0.45)).hours > 0
+
+
 def test_smaller_buckets_are_advised_where_one_takes_the_whole_model_only():
     large = load_recipe(ROOT / "trainer/recipes/bert_large.toml")
     small, whole = (
@@ -211,6 +221,11 @@ def test_tokens_that_fill_a_micro_batch_up_take_time_and_memory():
     assert filled.step.compute / one.step.compute == pytest.approx((256 * 128 + 65 + 8191 / 2) / (256 * 128 + 1.5))
     assert filled.flops == one.flops
     assert one.largest - filled.largest == 64, "sequences of 128 tokens, of which 8,191 and 65 may be missing"
+    none, some = (
+        plan(load_recipe(ROOT / "trainer/recipes/bert_large.toml", [f"data.token_multiple={multiple}"]), gpus=1)
+        for multiple in (1, 130)
+    )
+    assert none.phases[0].largest - some.phases[0].largest == 2, "131 tokens may be missing"
 
 
 def test_phases_that_are_not_reached_can_be_shared_by_all_gpus_too():
@@ -788,6 +803,8 @@ def test_a_gpu_that_one_sequence_fills_does(capsys):
 def test_the_largest_micro_batch_may_be_asked_for(capsys):
     assert run_large("--gpu", "a100-40", "--json") == 0
     largest = json.loads(capsys.readouterr().out)["phases"][0]["largest"]
+    assert run_large("--gpu", "a100-40", "--json", f"phases.0.global_batch_size={8 * largest}") == 0
+    assert json.loads(capsys.readouterr().out)["phases"][0]["micro_batch"] == largest
     for asked, code in ((largest, 0), (largest + 1, 2)):
         sizes = [f"phases.{i}.global_batch_size={8 * asked}" for i in (0, 1)]
         assert run_large("--gpu", "a100-40", "--micro-batch", f"{asked},1", *sizes) == code
