@@ -389,6 +389,14 @@ def test_what_holds_a_training_up_is_told(capsys, tmp_path, arguments, stage, bu
     assert found == ([told] if told else [])
 
 
+def test_buckets_that_json_has_as_a_power_of_ten_are_told_as_a_number_of_elements(tmp_path, capsys):
+    config = json.loads(Path(CONFIG).read_text())
+    config["zero_optimization"]["reduce_bucket_size"] = 5e8
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    assert run_large("--ds-config", str(tmp_path / "ds.json")) == 0
+    assert "zero_optimization.reduce_bucket_size 500,000,000 takes the whole model" in capsys.readouterr().out
+
+
 def test_phases_of_one_length_are_told_of_once(capsys):
     """As those are whose directories have other weights."""
     assert run_large("phases.1.sequence_length=128", "--micro-batch", "1,2", "--launch-us", "1000") == 0
@@ -832,6 +840,7 @@ def test_what_a_configuration_says_is_planned_with():
     assert found == Sharding(2, "fp16", 2, 2, 2**63 - 1, overlap=True, scatter=True, live=7, prefetch=8, reuse=9)
     narrow = read_sharding({"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}})
     assert narrow == Sharding(1, "bf16", accumulation=2, communication=2)
+    assert read_sharding({"bf16": {"enabled": False}, "fp16": {"enabled": True}}).precision == "fp16"
     assert read_sharding({"communication_data_type": "fp16"}).communication == 2
     assert read_sharding({"data_types": {"grad_accum_dtype": "bf16"}}).accumulation == 2
 
@@ -852,7 +861,11 @@ def test_what_a_configuration_leaves_out_is_deepspeed_s_default():
         (2, {"reduce_bucket_size": 1}, ""),  # of which there are millions to count
         (2, {"reduce_bucket_size": 0}, "zero_optimization.reduce_bucket_size is 0; a plan wants a whole number, 1"),
         (2, {"reduce_bucket_size": "auto"}, "zero_optimization.reduce_bucket_size is 'auto'; a plan wants"),
-        (2, {"reduce_bucket_size": 10**400}, "000; a plan wants a whole number, 1 or more, below 2**63"),
+        (
+            2,
+            {"reduce_bucket_size": 10**400},
+            f"is 1{'0' * 39}; a plan wants a whole number, 1 or more, below 2**63",
+        ),
         (2, {"reduce_bucket_size": 1.5}, "zero_optimization.reduce_bucket_size is 1.5; a plan wants a whole number"),
         (3, {"stage3_max_live_parameters": 0}, ""),
         (3, {"stage3_prefetch_bucket_size": 0}, "zero_optimization.stage3_prefetch_bucket_size is 0; a plan wants"),
