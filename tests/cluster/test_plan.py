@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from transformers import BertConfig
 
 from cluster.plan import main
 from cluster.planning.estimate import make_plan, scaling
+from cluster.planning.figure import draw
 from cluster.planning.hardware import GPUS, change_node, find_gpu
 from cluster.planning.plans import Assumptions, Cluster, PhasePlan, Plan, StagePlan
 from cluster.planning.report import _hours, calibration, report
@@ -357,6 +359,22 @@ def test_report(capsys, tmp_path):
     ideal = [int(line.split("|")[5].strip(" %")) for line in shown.partition("## Other")[2].splitlines()[4:] if line]
     assert ideal[0] == 100
     assert sorted(ideal, reverse=True) == ideal
+
+
+def test_a_figure_has_hours_beside_the_ideal_and_the_work_of_all_gpus(tmp_path):
+    draw("demo on h200", [(1, 80.0), (2, 44.0), (4, 30.0), (1024, 0.5)], tmp_path / "plan.svg")
+    picture = (tmp_path / "plan.svg").read_text()
+    texts = re.findall("<!-- (.*?) -->", picture)
+    for words in ("demo on h200: time", "hours", "predicted", "ideal", "50", "demo on h200: work", "GPU-hours", "500"):
+        assert words in texts
+    assert texts.count("GPUs") == texts.count("1,024") == 2, "under each of the two"
+    lines = re.findall(r'<path d="M (\S+) (\S+) \nL (\S+) (\S+) \nL (\S+) (\S+) \nL (\S+) (\S+) \n" clip-path', picture)
+    predicted, ideal, work = ([float(place) for place in line[1::2]] for line in lines)
+    halved = ideal[1] - ideal[0]  # on paper, by twice the GPUs
+    assert ideal[3] - ideal[0] == pytest.approx(10 * halved, rel=1e-3)
+    assert [y - ideal[0] for y in predicted] == pytest.approx([halved * math.log2(80 / h) for h in (80, 44, 30, 0.5)])
+    assert (work[1] - work[0]) / (work[3] - work[0]) == pytest.approx(math.log(88 / 80) / math.log(512 / 80), rel=1e-3)
+    assert work[3] < work[0], "on paper, whose zero is at the top"
 
 
 @pytest.mark.parametrize(
