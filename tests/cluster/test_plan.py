@@ -437,6 +437,27 @@ def test_the_configuration_may_be_named_as_the_trainer_names_it(capsys):
     assert "name it by --deepspeed_config" in error
 
 
+def test_the_configuration_is_that_of_the_folder_where_none_is_named(capsys, tmp_path, monkeypatch):
+    arguments = ["--recipe", "demo", "--gpu", "h200", "--gpus", "2"]
+    monkeypatch.chdir(ROOT)
+    assert main(arguments) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith("error: ds_config.json: can't read the DeepSpeed configuration")
+
+
+def test_help_has_what_is_taken_where_nothing_is_given(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("--gpu NAME one of v100-16, v100-32, a100-40", "JSON DeepSpeed's (default ds_config.json)",
+                  "--micro-batch N[,N...] of all phases or of each (default: the largest that fits and divides)",
+                  "that products reach (default 0.45)", "that is text (default 1.0)", "stays free (default 0.1)",
+                  "for an operation (default 6)", "file system (default 2)", "numbers (default 4096)"):  # fmt: skip
+        assert words in shown
+
+
 @pytest.mark.parametrize(("gpus", "nodes"), [(4, "1 node of 8"), (8, "1 node of 8"), (16, "2 nodes of 8")])
 def test_nodes_are_filled_one_after_the_other(capsys, gpus, nodes):
     assert run("--recipe", "bert_large", "--gpu", "h200", "--gpus", str(gpus)) == 0
@@ -461,8 +482,10 @@ def test_no_more_is_predicted_than_the_recipe_takes_of_a_sequence():
 
 
 def test_json_has_every_figure(capsys):
-    assert run_large("--json") == 0
+    assert run_large("--json", "--price-per-gpu-hour", "3") == 0
     figures = json.loads(capsys.readouterr().out)
+    assert figures["recipe"] == "bert_large"
+    assert figures["cost"] == pytest.approx(3 * figures["gpu_hours"]) == pytest.approx(3 * 8 * figures["hours"])
     seconds = sum(phase["steps"] * step(phase) for phase in figures["phases"])
     assert figures["hours"] == pytest.approx(seconds / 3600)
     assert [phase["hours"] * 3600 * phase["rate"] for phase in figures["phases"]] == pytest.approx(
@@ -915,7 +938,10 @@ def test_types_that_a_plan_cannot_count_with_are_told(tmp_path, capsys, name, ch
     [
         ("--micro-batch", "16,x", "'x' is not a whole number of 1 or more"),
         ("--micro-batch", "0", "'0' is not a whole number of 1 or more"),
+        ("--micro-batch", "1,2147483648", "2147483648 is more than 2147483647, the most that is taken here"),
         ("--gpus", "-4", "'-4' is not a whole number of 1 or more"),
+        ("--gpus", "2147483648", "2147483648 is more than 2147483647, the most that is taken here"),
+        ("--up-to", "0", "'0' is not a whole number of 1 or more"),
         ("--gpus-per-node", "0", "'0' is not a whole number of 1 or more"),
         ("--gpus-per-node", "9" * 500, "a number of 500 digits is more than 2147483647, the most that is taken here"),
     ],
