@@ -113,6 +113,22 @@ def test_a_disk_that_is_full_ends_no_run(call, deepspeed_config, tmp_path, name)
     assert [samples for samples, _ in in_tensorboard(tmp_path / "tb", "Train/loss")] == [8 * s for s in range(1, 9)]
 
 
+class TimesOut:
+    """A service that has nothing to say of it."""
+
+    def write_events(self, events):
+        raise TimeoutError
+
+
+def test_an_error_without_words_is_told_by_its_kind_and_once(caplog):
+    monitors = Monitors()
+    monitors._monitors["comet"] = TimesOut()
+    for samples in (8, 16):
+        monitors.report(samples, {"loss": 1.0}, "Train")
+    assert caplog.messages == ["comet takes no figures (TimeoutError): this start reports no more to it"]
+    assert not monitors.enabled
+
+
 def test_without_any_nothing_is_reported(caplog):
     monitors = Monitors()
     monitors.start({"csv_monitor": {"enabled": False}}, is_new=True)
