@@ -61,8 +61,10 @@ def test_a_large_message_takes_the_time_of_its_bytes():
 def test_messages_wait_for_every_hop():
     """By NCCL's constants for the latencies of the simple protocol (src/graph/tuning.cc)."""
     node = Node(gpus=4, bus=100e9, network=50e9, source="")
-    ring = {4: 8.4 + 3 * 3.4, 8: 8.4 + 6 * 3.4 + 9.6, 12: 8.4 + 9 * 3.4 + 2 * 9.6}  # by ranks: one, two and three nodes
-    tree = {4: 2 * 3 * 28, 8: 2 * (3 * 28 + 50), 12: 2 * (3 * 28 + 2 * 50)}
+    # By ranks: of one node, of two, of three, and of three of which one is half empty.
+    ring = {2: 8.4 + 3.4, 4: 8.4 + 3 * 3.4, 8: 8.4 + 6 * 3.4 + 9.6, 12: 8.4 + 9 * 3.4 + 2 * 9.6,
+            10: 8.4 + 7 * 3.4 + 2 * 9.6}  # fmt: skip
+    tree = {2: 2 * 28, 4: 2 * 3 * 28, 8: 2 * (3 * 28 + 50), 12: 2 * (3 * 28 + 2 * 50), 10: 2 * (3 * 28 + 2 * 50)}
     for ranks in ring:
         assert all_gather(0, ranks, node) == pytest.approx(ring[ranks] * 1e-6)
         assert all_reduce(0, ranks, node, "ring") == pytest.approx((2 * ring[ranks] - 8.4) * 1e-6)
