@@ -113,19 +113,25 @@ def test_a_disk_that_is_full_ends_no_run(call, deepspeed_config, tmp_path, name)
     assert [samples for samples, _ in in_tensorboard(tmp_path / "tb", "Train/loss")] == [8 * s for s in range(1, 9)]
 
 
-class TimesOut:
-    """A service that has nothing to say of it."""
+class Service:
+    """One that fails."""
+
+    def __init__(self, error):
+        self._error = error
 
     def write_events(self, events):
-        raise TimeoutError
+        raise self._error
 
 
-def test_an_error_without_words_is_told_by_its_kind_and_once(caplog):
+@pytest.mark.parametrize(
+    ("error", "told"), [(TimeoutError(), "TimeoutError"), (OSError("no answer\n  from here"), "no answer from here")]
+)
+def test_an_error_of_many_words_or_none_is_told_in_a_line_and_once(caplog, error, told):
     monitors = Monitors()
-    monitors._monitors["comet"] = TimesOut()
+    monitors._monitors["comet"] = Service(error)
     for samples in (8, 16):
         monitors.report(samples, {"loss": 1.0}, "Train")
-    assert caplog.messages == ["comet takes no figures (TimeoutError): this start reports no more to it"]
+    assert caplog.messages == [f"comet takes no figures ({told}): this start reports no more to it"]
     assert not monitors.enabled
 
 
