@@ -42,15 +42,16 @@ class MicroBatch:
         return min(self.tokens, self.predictions + self.sequences)
 
 
-def fastest_kernel(config: BertConfig, width: int, fused: bool = False) -> Kernel:
-    """The one that trainer.attention takes on a GPU of this decade, for elements of ``width`` bytes.
+def fastest_kernel(config: BertConfig, width: int, fused: bool = False, is_modern: bool = True) -> Kernel:
+    """The one that trainer.attention takes on a GPU, for elements of ``width`` bytes.
 
-    ``fused`` is train.fused, whose layers have kernels of their own.
+    ``fused`` is train.fused, whose layers have kernels of their own; ``is_modern``, whether the GPU is of Ampere's
+    generation or later.
     """
     if fused:
         return "fused"
     head_width = config.hidden_size // config.num_attention_heads
-    return fastest_on_gpu(width, config.attention_probs_dropout_prob, head_width)
+    return fastest_on_gpu(width, config.attention_probs_dropout_prob, head_width, is_modern)
 
 
 def kept_bytes(config: BertConfig, batch: MicroBatch, width: int, kernel: Kernel, checkpointing: bool) -> float:

@@ -62,6 +62,8 @@ def make_plan(
         raise ConfigError(
             f"a {cluster.gpu.name} has no bfloat16: take a DeepSpeed configuration with fp16 or in float32"
         )
+    if recipe.train.fused and not cluster.gpu.bfloat16:
+        raise ConfigError(f"train.fused has kernels for GPUs from Ampere on, and a {cluster.gpu.name} is older")
     parameters = parameter_count(recipe.model)
     phases = plan_phases(recipe, cluster, assumptions, micro_batches)
     token_bytes = token_type(recipe.model.vocab_size).bit_width / 8
@@ -193,7 +195,7 @@ def _plan_phase(
     if not largest:
         raise ConfigError(_too_small(recipe, phase, cluster, assumptions))
     micro_batch = _choose(phase, share, largest, wanted)
-    kernel, one = fastest_kernel(config, sharding.width, recipe.train.fused), _sequence(recipe, phase)
+    kernel, one = _kernel(recipe, cluster), _sequence(recipe, phase)
     length = assumptions.fill * phase.sequence_length
     flops = training_flops(config, torch.tensor([length]), recipe.predictions(phase, length))
     work = Work(
@@ -282,9 +284,14 @@ def _largest(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assump
         return 0
     # CUDA graphs keep the memory of their activations during the update too.
     room = usable - (max(states.working, states.updating) if recipe.train.cuda_graphs else states.working)
-    kernel = fastest_kernel(recipe.model, sharding.width, recipe.train.fused)
-    most = largest_micro_batch(recipe.model, _sequence(recipe, phase), sharding.width, kernel, room)
+    one = _sequence(recipe, phase)
+    most = largest_micro_batch(recipe.model, one, sharding.width, _kernel(recipe, cluster), room)
     return max(0, most - math.ceil(_filling(recipe, phase, share=1.0) / phase.sequence_length))
+
+
+def _kernel(recipe: Recipe, cluster: Cluster) -> Kernel:
+    is_modern = cluster.gpu.bfloat16  # as GPUs have them from Ampere on
+    return fastest_kernel(recipe.model, cluster.sharding.width, recipe.train.fused, is_modern)
 
 
 def _filling(recipe: Recipe, phase: Phase, share: float = 0.5) -> float:

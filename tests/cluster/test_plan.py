@@ -315,6 +315,20 @@ def test_a_gpu_without_bfloat16_takes_the_other_16_bits():
     assert make_plan(LAMB, cluster, Assumptions(0.45)).hours > plan().hours
 
 
+def test_older_gpus_pad_attention_and_have_no_kernels_of_our_own():
+    """As the trainer takes no kernel for packed sequences before Ampere, and refuses train.fused."""
+    settings = ["model.attention_probs_dropout_prob=0.0"]
+    plain = load_recipe(ROOT / "trainer/recipes/bert_large.toml", settings)
+    older, newer = (
+        make_plan(plain, Cluster(GPUS[name], 8, Sharding(2, "fp16")), Assumptions(0.45)).phases[0]
+        for name in ("v100-32", "a100-40")
+    )
+    assert older.kept > 1.05 * newer.kept
+    fused = load_recipe(ROOT / "trainer/recipes/bert_large.toml", ["train.fused=true", "data.token_multiple=2"])
+    with pytest.raises(ConfigError, match="GPUs from Ampere on, and a v100-32 is older"):
+        make_plan(fused, Cluster(GPUS["v100-32"], 8, Sharding(2, "fp16")), Assumptions(0.45))
+
+
 def test_a_checkpoint_is_twelve_bytes_a_parameter():
     assert plan().checkpoint == 12 * 336_226_108
 
@@ -884,14 +898,6 @@ def test_what_a_configuration_says_is_planned_with():
     assert read_sharding({"bf16": {"enabled": False}, "fp16": {"enabled": True}}).precision == "fp16"
     assert read_sharding({"communication_data_type": "fp16"}).communication == 2
     assert read_sharding({"data_types": {"grad_accum_dtype": "bf16"}}).accumulation == 2
-
-
-def test_what_a_configuration_leaves_out_is_deepspeed_s_default():
-    assert [read_sharding({"zero_optimization": {"stage": stage}}).overlap for stage in (1, 2, 3)] == [
-        False,
-        False,
-        True,
-    ]
 
 
 @pytest.mark.parametrize(

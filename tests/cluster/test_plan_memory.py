@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from deepspeed.runtime.engine import MEMORY_OPT_ALLREDUCE_SIZE
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
 
 from cluster.planning.activations import MicroBatch, fastest_kernel, kept_bytes, largest_micro_batch, peak_bytes
-from cluster.planning.sharding import Sharding, model_states, read_sharding
+from cluster.planning.sharding import ENGINE_BUCKET, Sharding, model_states, read_sharding
 from tests.cluster.rank_tasks import measure_peaks
 from tests.ranks import run_ranks
 from trainer import products
@@ -111,6 +113,21 @@ def test_activations_on_a_gpu_without_one(checkpointing, causal):
     assert kept_bytes(config, batch, 2, "varlen", checkpointing) == pytest.approx(kept.bytes, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("heads", "dropout", "width", "kernel"),
+    [
+        (12, 0.0, 2, "varlen"),
+        (12, 0.1, 2, "sdpa"),
+        (12, 0.0, 4, "sdpa"),
+        (2, 0.0, 2, "sdpa"),  # of 384 numbers, more than the kernel has room for
+        (64, 0.0, 2, "sdpa"),  # of 12, which are no multiple of 8
+    ],
+)
+def test_the_kernel_is_that_for_the_width_of_a_head(heads, dropout, width, kernel):
+    config = replace(SMALL, hidden_size=768, num_attention_heads=heads, attention_probs_dropout_prob=dropout)
+    assert fastest_kernel(config, width) == kernel
+
+
 class Launched:
     """A kernel of Triton's that is launched, and computes nothing."""
 
@@ -202,6 +219,15 @@ def test_graphs_write_gradients_to_a_place_of_their_own(stage, copies):
     )
     assert in_graphs.working - usual.working == copies * 2 * PARAMETERS
     assert in_graphs.updating - usual.updating == 2 * PARAMETERS
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_what_a_configuration_leaves_out_is_deepspeed_s_default(stage):
+    ours, theirs = read_sharding({"zero_optimization": {"stage": stage}}), DeepSpeedZeroConfig(stage=stage)
+    assert (ours.overlap, ours.scatter) == (theirs.overlap_comm, not theirs.use_multi_rank_bucket_allreduce)
+    assert (ours.bucket, ENGINE_BUCKET) == (theirs.reduce_bucket_size, MEMORY_OPT_ALLREDUCE_SIZE)
+    assert ours.prefetch == theirs.prefetch_bucket_size
+    assert (ours.live, ours.reuse) == (theirs.max_live_parameters, theirs.max_reuse_distance)
 
 
 LAYERS, WIDTH = 40, 150
