@@ -70,6 +70,7 @@ def test_a_micro_batch_divides_the_share_and_fits():
 def test_efficiency_fill_and_price_do_what_they_say():
     plain, faster, emptier, priced = plan(), plan(efficiency=0.9), plan(fill=0.5), plan(price=3.0)
     assert plain.phases[0].step.compute == pytest.approx(2 * faster.phases[0].step.compute)
+    assert plan(efficiency=1.0).phases[0].step.compute == pytest.approx(0.9 * faster.phases[0].step.compute)
     assert emptier.phases[1].step.compute < plain.phases[1].step.compute / 2  # attention is quadratic
     assert emptier.phases[1].micro_batch == plain.phases[1].micro_batch  # memory is planned for full sequences
     assert plain.cost is None
@@ -327,6 +328,13 @@ def test_older_gpus_pad_attention_and_have_no_kernels_of_our_own():
     fused = load_recipe(ROOT / "trainer/recipes/bert_large.toml", ["train.fused=true", "data.token_multiple=2"])
     with pytest.raises(ConfigError, match="GPUs from Ampere on, and a v100-32 is older"):
         make_plan(fused, Cluster(GPUS["v100-32"], 8, Sharding(2, "fp16")), Assumptions(0.45))
+
+
+def test_one_gpu_under_zero_2_is_planned_under_zero_1_as_the_trainer_sets_it():
+    """Which adds gradients up where ZeRO 2 would hold them twice, and sends nothing."""
+    two, one = plan(gpus=1, stage=2), plan(gpus=1, stage=1)
+    assert (two.cluster.sharding.stage, two.states) == (2, one.states)
+    assert two.hours == one.hours
 
 
 def test_a_checkpoint_is_twelve_bytes_a_parameter():
@@ -805,13 +813,16 @@ def test_a_recipe_whose_model_is_not_that_of_given_weights_is_refused_as_by_the_
         (["--efficiency", "1.5"], "at most 1"),
         (["--efficiency", "0"], "give more than 0 and at most 1"),
         (["--fill", "0"], "more than 0"),
+        (["--fill", "1.5"], "at most 1"),
         (["--headroom", "1"], "less than 1"),
         (["--network-gbps", "0"], "give a positive number"),
         (["--network-gbps", "nan"], "give a positive number"),
         (["--bus-gbs", "inf"], "give a positive number"),
         (["--launch-us", "nan"], "finite"),
+        (["--launch-us", "inf"], "finite"),
         (["--write-gbs", "inf"], "finite"),
         (["--price-per-gpu-hour", "nan"], "finite"),
+        (["--price-per-gpu-hour", "inf"], "finite"),
         (["--write-gbs", "0"], "must be positive"),
         (["--launch-us=-1"], "times and prices 0 or more"),
         (["--price-per-gpu-hour=-1"], "times and prices 0 or more"),
