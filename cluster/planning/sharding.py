@@ -178,7 +178,7 @@ def model_states(
         weights=weights + (min(parameters, sharding.live) * sharding.width if sharding.stage == 3 else 0),
         gradients=gradients,
         optimizer=optimizer,
-        buffers=_buffers(parameters, sharding) + written + copied,
+        buffers=_buffers(parameters, share, sharding) + written + copied,
         updating=weights + optimizer + update,
     )
 
@@ -201,24 +201,26 @@ def _gradients(parameters: int, share: float, sharding: Sharding) -> tuple[float
         return held, held
     in_one_piece = held + (converted or master)
     if sharding.stage == 2:
-        return 2 * held, in_one_piece
+        return held, in_one_piece
     return parameters * max(sharding.width, sharding.accumulation), in_one_piece
 
 
-def _buffers(parameters: int, sharding: Sharding) -> float:
-    """Buckets, which take all the room they are given, and copies of what is in them to pack or convert it."""
+def _buffers(parameters: int, share: float, sharding: Sharding) -> float:
+    """Buckets, which take all the room they are given, and copies of what is in them to pack or convert it.
+
+    Copies of a rank's part of the gradients, made when no bucket is packed, count where they are larger.
+    """
     contents = min(sharding.bucket, parameters)
     sent = sharding.communication
     if sharding.stage == 0:
         return min(ENGINE_BUCKET, parameters) * sent
     if sharding.accumulates_everything:
         return 0 if sent == sharding.accumulation else parameters * sent
+    packed, part = contents * sharding.width, share * sharding.accumulation
     converted = contents * sent if sent != sharding.width else 0
     if sharding.stage == 3:  # where either weights are put together at the moment, or a bucket's contents are sent
-        packed = contents * sharding.width
         return sharding.bucket * sent + max(min(parameters, sharding.prefetch) * sharding.width, packed + converted)
     reserved = sharding.bucket * sharding.width * (2 if sharding.overlap else 1)
-    if sharding.accumulates_apart:
-        return reserved + contents * (sharding.width + sent)
-    packed = contents * sharding.width if sharding.stage == 1 and not sharding.overlap else 0
-    return reserved + converted + packed
+    if sharding.stage == 2:
+        return reserved + converted + (packed if sharding.accumulates_apart else max(packed, part))
+    return reserved + converted if sharding.overlap else max(reserved + converted, part)

@@ -235,31 +235,39 @@ PARAMETERS = LAYERS * WIDTH**2
 MIXED = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
 NARROW = {"bf16": {"enabled": True}}  # gradients are added up and sent in bf16
 FLOAT32 = {}
+CONVERTED = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}  # added up in float32, sent in bf16
 CASES = [
-    (MIXED, 2, True, 4),  # the project's own ds_config.json
+    (MIXED, 2, True, 4, 2),  # the project's own ds_config.json
     *(
-        pytest.param(precision, stage, overlap, 4, marks=pytest.mark.slow)
+        pytest.param(precision, stage, overlap, 4, 2, marks=pytest.mark.slow)
         for precision, stages in ((MIXED, (1, 3)), (FLOAT32, (0, 1, 2, 3)), (NARROW, (1, 2, 3)))
         for stage in stages
         for overlap in ((False, True) if stage else (False,))
     ),
     # Of all gradients at once, as DeepSpeed has it by default.
-    *(pytest.param(precision, 3, True, 1, marks=pytest.mark.slow) for precision in (MIXED, FLOAT32, NARROW)),
+    *(pytest.param(precision, 3, True, 1, 2, marks=pytest.mark.slow) for precision in (MIXED, FLOAT32, NARROW)),
+    *(
+        pytest.param(precision, stage, overlap, 1, 4, marks=pytest.mark.slow)
+        for precision, stages in ((MIXED, (2,)), (FLOAT32, (1, 2)), (NARROW, (1, 2)), (CONVERTED, (2,)))
+        for stage in stages
+        for overlap in (False, True)
+    ),
+    *(pytest.param(precision, 1, False, 4, 1, marks=pytest.mark.slow) for precision in (FLOAT32, NARROW)),
 ]
 
 
-@pytest.mark.parametrize(("precision", "stage", "overlap", "buckets"), CASES)
-def test_model_states_are_what_two_deepspeed_ranks_hold(precision, stage, overlap, buckets, tmp_path):
+@pytest.mark.parametrize(("precision", "stage", "overlap", "buckets", "ranks"), CASES)
+def test_model_states_are_what_deepspeed_s_ranks_hold(precision, stage, overlap, buckets, ranks, tmp_path):
     config = {
-        "train_batch_size": 4, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2,
+        "train_batch_size": 2 * ranks, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2,
         "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": stage, "overlap_comm": overlap, "reduce_bucket_size": PARAMETERS // buckets,
                               "stage3_param_persistence_threshold": 0},
         **precision,
     }  # fmt: skip
     sharding = read_sharding(config)
-    states, width = model_states(PARAMETERS, sharding, ranks=2), sharding.width
-    for found in run_ranks(2, measure_peaks, config, LAYERS, WIDTH, log=tmp_path / "ranks.log"):
+    states, width = model_states(PARAMETERS, sharding, ranks=ranks), sharding.width
+    for found in run_ranks(ranks, measure_peaks, config, LAYERS, WIDTH, log=tmp_path / "ranks.log"):
         assert states.working == pytest.approx(found["working"], rel=0.1)
         # On CPUs, not with NCCL, weights that are gathered again lie there twice for a moment.
         assert 0.95 * found["updating"] <= states.updating + (PARAMETERS * width if 0 < stage < 3 else 0)
