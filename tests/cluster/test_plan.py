@@ -189,8 +189,11 @@ def test_smaller_buckets_are_advised_where_one_takes_the_whole_model_only():
     assert whole.hours_in_buckets < whole.hours
 
 
-def test_no_buckets_are_advised_to_one_gpu_which_sends_nothing():
+def test_no_buckets_are_advised_where_nothing_is_sent_or_all_of_it_at_the_end():
+    """By one GPU, and by what DeepSpeed updates weights in bf16 with under ZeRO 1."""
     assert plan(gpus=1).hours_in_buckets is None
+    assert plan(gpus=8, stage=1).hours_in_buckets is None
+    assert plan(gpus=8, stage=2).hours_in_buckets is not None
 
 
 def test_small_micro_batches_are_advised_to_be_in_graphs_under_zero_1():
