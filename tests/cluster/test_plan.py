@@ -437,7 +437,9 @@ def test_buckets_that_json_has_as_a_power_of_ten_are_told_as_a_number_of_element
     config["zero_optimization"]["reduce_bucket_size"] = 5e8
     (tmp_path / "ds.json").write_text(json.dumps(config))
     assert run_large("--ds-config", str(tmp_path / "ds.json")) == 0
-    assert "zero_optimization.reduce_bucket_size 500,000,000 takes the whole model" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "zero_optimization.reduce_bucket_size 500,000,000 takes the whole model" in shown
+    assert re.search(r"; with 50,000,000 it would be \d\d\.\d hours\.$", shown, re.MULTILINE)
 
 
 def test_phases_of_one_length_are_told_of_once(capsys):
@@ -452,6 +454,8 @@ def test_phases_of_one_length_are_told_of_once(capsys):
     assert row.count("|") == 9
     assert run_large("phases.1.sequence_length=128", "phases.1.global_batch_size=64") == 0
     assert capsys.readouterr().out.count("largest micro-batch of 128") == 1
+    assert run_large("phases.1.sequence_length=128", "phases.1.max_predictions=1") == 0
+    assert capsys.readouterr().out.count("largest micro-batch of 128") == 2, "which need not be one number"
 
 
 def test_the_configuration_may_be_named_as_the_trainer_names_it(capsys):
@@ -641,6 +645,7 @@ def test_graphs_are_named_where_launches_are_waited_for_and_graphs_would_be_fast
     busy, waiting = plan(launch=0.0), plan(launch=1.0)
     assert "wait for the CPU" in told(waiting, None)
     assert "train.cuda_graphs=true" in told(waiting, waiting.hours / 2)
+    assert "zero_optimization.stage 1, it would be 1.25 hours.\n" in told(waiting, 1.2549)
     for made, hours_in_graphs in ((waiting, None), (waiting, 0.99 * waiting.hours), (busy, busy.hours / 2)):
         assert "cuda_graphs" not in told(made, hours_in_graphs)
 
@@ -656,7 +661,7 @@ def test_a_report_says_where_time_and_memory_go_from_its_first_line_to_its_last(
     first, second = StepTime(0.75, 0.05, 0.5, 0.2, False), StepTime(1.5, 0.1, 0.6, 0.4, True)
     made = Plan(
         Cluster(GPUS["h100"], 16, Sharding(2)), Assumptions(0.5, fill=0.9, write=5e8, price=3.0), 100_000_000, sizes,
-        usable=72 * 2**30, unreached={}, checkpoint=1.2e9, checkpoint_every=60, read_rate=1e6,
+        usable=72 * 2**30, unreached={}, checkpoint=1.2e9, checkpoint_every=6000, read_rate=1e6,
         phases=[PhasePlan(128, 9000, 2048, 32, 4, 48, kept=2**27, kept_checkpointed=2**24, step=first, flops=1.25e12),
                 PhasePlan(512, 1800, 512, 8, 4, 12, kept=2**29, kept_checkpointed=2**26, step=second, flops=5e12)],
         stages=[StagePlan(0, "not in 16 bits", sizes, [0, 0], None), StagePlan(2, "", sizes, [48, 12], 3.5),
@@ -704,8 +709,9 @@ def test_a_report_says_where_time_and_memory_go_from_its_first_line_to_its_last(
         "72.0 GiB of 80 are counted on. A sequence of 128 tokens keeps 0.125 GiB of activations (0.016 with activation "
         "checkpointing), of 512 tokens keeps 0.500 GiB of activations (0.062 with activation checkpointing).",
         "## Storage",
-        "A checkpoint has 1.20 GB (12 bytes a parameter, over all ranks), every 60 steps or 1.0 minutes; at 0.5 GB/s "
-        "it is written in 2.4 s, while training continues. Training data is read at 1.0 MB/s by all GPUs together.",
+        "A checkpoint has 1.20 GB (12 bytes a parameter, over all ranks), every 6,000 steps or 100.0 minutes; at "
+        "0.5 GB/s it is written in 2.4 s, while training continues. "
+        "Training data is read at 1.0 MB/s by all GPUs together.",
         "## Other numbers of GPUs",
     ]
 
@@ -730,6 +736,10 @@ def test_published_runs_are_shown_with_their_rates_and_errors():
     assert re.findall(r"^(\w+), .*: efficiency (\d+\.\d)%, fitted on the run of (\d+)$", text, re.MULTILINE) == [
         ("DeepSpeed", "49.2", "16"), ("NVIDIA", "44.8", "1"), ("NVIDIA", "68.7", "1")
     ]  # fmt: skip
+    assert rows_of(text)[0] == [
+        "GPUs", "published, s", "predicted, s", "error", "published, seq/s/GPU", "predicted"
+    ]  # fmt: skip
+    assert [row[0] for row in rows if row[3] == "fitted"] == ["16", "1", "1"]
     assert [row[3] for row in rows if row[3][0] not in "+-"] == ["fitted"] * 3
     assert [row[4] for row in rows if row[0] in ("1", "256")] == ["191.2", "580.0", "540.2", "210.0", "194.0"]
     for gpus, published, predicted, error, rate, predicted_rate in rows:
