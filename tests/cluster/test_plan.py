@@ -387,19 +387,28 @@ def test_report(capsys, tmp_path):
 
 
 def test_a_figure_has_hours_beside_the_ideal_and_the_work_of_all_gpus(tmp_path):
-    draw("demo on h200", [(1, 80.0), (2, 44.0), (4, 30.0), (1024, 0.5)], tmp_path / "plan.svg")
+    draw("demo on h200", [(2, 80.0), (4, 44.0), (8, 30.0), (2048, 0.5)], tmp_path / "plan.svg")
     picture = (tmp_path / "plan.svg").read_text()
     texts = re.findall("<!-- (.*?) -->", picture)
-    for words in ("demo on h200: time", "hours", "predicted", "ideal", "50", "demo on h200: work", "GPU-hours", "500"):
+    for words in ("demo on h200: time", "hours", "predicted", "ideal", "10", "20", "50",
+                  "demo on h200: work", "GPU-hours", "200", "500", "1,000"):  # fmt: skip
         assert words in texts
-    assert texts.count("GPUs") == texts.count("1,024") == 2, "under each of the two"
+    assert texts.count("GPUs") == texts.count("2,048") == 2, "under each of the two"
     lines = re.findall(r'<path d="M (\S+) (\S+) \nL (\S+) (\S+) \nL (\S+) (\S+) \nL (\S+) (\S+) \n" clip-path', picture)
     predicted, ideal, work = ([float(place) for place in line[1::2]] for line in lines)
     halved = ideal[1] - ideal[0]  # on paper, by twice the GPUs
     assert ideal[3] - ideal[0] == pytest.approx(10 * halved, rel=1e-3)
     assert [y - ideal[0] for y in predicted] == pytest.approx([halved * math.log2(80 / h) for h in (80, 44, 30, 0.5)])
-    assert (work[1] - work[0]) / (work[3] - work[0]) == pytest.approx(math.log(88 / 80) / math.log(512 / 80), rel=1e-3)
+    assert (work[1] - work[0]) / (work[3] - work[0]) == pytest.approx(
+        math.log(176 / 160) / math.log(1024 / 160), rel=1e-3
+    )
     assert work[3] < work[0], "on paper, whose zero is at the top"
+
+
+def test_a_figure_without_matplotlib_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert run_large("--plot", str(tmp_path / "plan.png")) == 2
+    assert capsys.readouterr().err == "error: a figure needs matplotlib: pip install 'bert-pretraining[eval]'\n"
 
 
 @pytest.mark.parametrize(
@@ -841,6 +850,7 @@ def test_a_recipe_whose_model_is_not_that_of_given_weights_is_refused_as_by_the_
         (["--price-per-gpu-hour=-1"], "times and prices 0 or more"),
         (["--plot", "/nowhere/plan.png"], "can't write the figure"),
         (["--plot", "plan"], "--plot plan: not the name of a picture"),
+        (["--plot", "plan.xyz"], "plan.xyz: can't write the figure (Format 'xyz' is not supported"),
         (["--plot", f"{LONG}.png"], "can't write the figure"),
         (["--recipe", "continued", "--init-from", "/nowhere/bert"], "--init-from: /nowhere/bert: no such folder"),
         (["--recipe", LONG], f"no recipe '{LONG}'; known: {', '.join(sorted(path.stem for path in RECIPES))}\n"),
