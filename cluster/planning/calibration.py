@@ -145,12 +145,10 @@ def _seconds(system: System, run: Run, efficiency: float) -> tuple[float, float]
 
 
 def _work(part: Part, gpus: int) -> Work:
-    share = part.batch / gpus
-    micro_batch = min(part.micro_batch, share)
     return Work(
         flops=training_flops(_BERT_LARGE, torch.tensor([part.tokens]), part.predictions),
-        micro_batch=micro_batch,
-        accumulation=share / micro_batch,
+        micro_batch=part.micro_batch,
+        accumulation=part.batch / gpus / part.micro_batch,
         parameters=parameter_count(_BERT_LARGE),
         update_bytes=FUSED_LAMB_BYTES,
     )
