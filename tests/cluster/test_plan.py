@@ -761,11 +761,23 @@ def test_hours_have_as_many_digits_as_are_worth_it():
     assert [_hours(hours) for hours in (0.004, 9.994, 10, 1234.56)] == ["0.00", "9.99", "10.0", "1,234.6"]
 
 
+def test_data_sheets_are_taken_in_bytes_and_seconds():
+    """An H200's: 989 TFLOP/s, 67 in float32, 4.8 TB/s; 18 links of NVLink 4, and eight adapters of 400 Gb/s a node."""
+    gpu = GPUS["h200"]
+    assert (gpu.peak, gpu.float32, gpu.memory, gpu.bandwidth) == (989e12, 67e12, 141 * 1024**3, 4.8e12)
+    assert gpu.node.bus == pytest.approx(370.8e9)
+    assert gpu.node.network == pytest.approx(384e9)  # of 400
+    assert (GPUS["v100-16"].peak, GPUS["v100-16"].float32) == (125e12, 15.7e12)
+    assert [name for name, gpu in GPUS.items() if not gpu.bfloat16] == ["v100-16", "v100-32"]
+
+
 def test_a_gpu_is_found_in_any_case_and_its_node_keeps_what_is_not_told():
     assert find_gpu("H200") is GPUS["h200"]
     for name in ("H20", "HH200"):
         with pytest.raises(ConfigError, match=rf"^no GPU called '{name}' here; h200.*\?$"):
             find_gpu(name)
+    with pytest.raises(ConfigError, match=r"; a100-40 or a100-80\?$"):
+        find_gpu("A100")
     gpu = GPUS["h100"]
     assert change_node(gpu, None, None, None) is gpu
     given = replace(gpu.node, source="as given")
