@@ -1012,10 +1012,11 @@ def test_what_is_missing_is_named(capsys):
     assert "--recipe and --gpus" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("half", ["bf16", "fp16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_one_gpu_is_set_as_the_trainer_sets_it(stage):
+def test_one_gpu_is_set_as_the_trainer_sets_it(stage, half):
     config = {
-        "zero_optimization": {"stage": stage, "overlap_comm": True}, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage, "overlap_comm": True}, half: {"enabled": True},
         "data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32",
     }  # fmt: skip
     assert read_sharding(config).of_ranks(1) == read_sharding(without_communication(config))

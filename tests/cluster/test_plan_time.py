@@ -177,6 +177,13 @@ def test_without_zero_and_in_deepspeed_s_own_optimizer_for_bf16_the_bucket_is_no
         assert step.network == step.exposed == pytest.approx(all_reduce(LARGE * 4, 64, A100.node) + gathering)
 
 
+def test_what_is_sent_after_the_last_backward_pass_is_waited_for_whatever_overlap_says():
+    work = replace(WORK, parameters=1_200_000_000)  # three buckets of those that can't be set
+    for sharding in (Sharding(0, "float32", overlap=True), Sharding(1, overlap=True)):
+        step = step_time(work, Speed(A100, 0.45), sharding, 64)
+        assert step.exposed == pytest.approx(step.network)
+
+
 def test_weights_that_are_gathered_without_overlap_are_waited_for():
     waits, hides = (step_time(WORK, Speed(A100, 0.45), Sharding(3, overlap=overlap), 64) for overlap in (False, True))
     assert waits.exposed == pytest.approx(waits.network)
