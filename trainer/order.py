@@ -1,7 +1,11 @@
 """The order of a directory's pairs: epoch after epoch, each a pseudo-random permutation in constant memory.
 
-Shards are shuffled and dealt into groups of a few GB, and a Feistel network permutes the pairs of one group after the
-other. Reads stay within a few shards at a time, and shards are random samples of the corpus already.
+Shards are shuffled and dealt into groups of a few GB, and a Feistel network permutes the pairs of each. Reads stay
+within a few shards at a time, and shards are random samples of the corpus already.
+
+Where pairs have each text several times (make_shards' --duplicates), an epoch passes over the groups as often, and
+takes a part of each one's pairs at a time. Or a run of half an epoch would read half of the texts ten times and the
+others never, as all pairs of a text lie in one shard.
 """
 
 from __future__ import annotations
@@ -15,13 +19,17 @@ import numpy as np
 from preprocessing.schema import ShardEntry
 from trainer.philox import derive_key, permute
 
+_MOST_PASSES = 256  # an epoch has a number for each pass over each group
+
 
 class _Epoch(NamedTuple):
-    """The order of the shards in one epoch."""
+    """The order of the shards in one epoch, and how it passes over them."""
 
     shards: np.ndarray  # [shards], shuffled
-    starts: np.ndarray  # [shards + 1], the first pair of each in the epoch
-    groups: np.ndarray  # [groups + 1], the first of `shards` of each group
+    starts: np.ndarray  # [shards + 1], the first pair of each, counted in that order
+    groups: np.ndarray  # [groups + 1], the first pair of each group, counted likewise
+    parts: np.ndarray  # [passes, groups], the first of each group's pairs, once permuted, that a pass takes
+    places: np.ndarray  # [passes * groups + 1], where in the epoch these are
 
 
 class PairOrder:
@@ -31,7 +39,14 @@ class PairOrder:
         size: pairs of an epoch.
     """
 
-    def __init__(self, entries: Sequence[ShardEntry], sequence_length: int, seed: Sequence[int], group_bytes: int):
+    def __init__(
+        self,
+        entries: Sequence[ShardEntry],
+        sequence_length: int,
+        seed: Sequence[int],
+        group_bytes: int,
+        duplicates: int = 1,
+    ):
         """Note the sizes of the shards.
 
         Args:
@@ -39,6 +54,7 @@ class PairOrder:
             sequence_length: whose pairs are ordered.
             seed: of the order, a number or several.
             group_bytes: pairs are shuffled among shards of about so many bytes, one shard at least.
+            duplicates: how often the pairs have each text.
         """
         self._pairs = np.array([entry.pairs[str(sequence_length)] for entry in entries], dtype=np.int64)
         self._bytes = np.array([entry.bytes for entry in entries], dtype=np.int64)
@@ -46,6 +62,7 @@ class PairOrder:
         self._sequence_length = sequence_length
         self._seed = tuple(seed)
         self._group_bytes = group_bytes
+        self._passes = min(duplicates, _MOST_PASSES)
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the pairs at some places of the order lie.
@@ -60,14 +77,15 @@ class PairOrder:
         shard_ids, pair_ids = np.empty_like(indices), np.empty_like(indices)
         for epoch in set(epochs.tolist()):
             order = self._epoch(epoch)
-            group_starts = order.starts[order.groups]
             of_epoch = np.flatnonzero(epochs == epoch)
-            groups = np.searchsorted(group_starts, offsets[of_epoch], side="right") - 1
-            for group in set(groups.tolist()):
-                mine = of_epoch[groups == group]
-                start, stop = group_starts[group], group_starts[group + 1]
+            visits = np.searchsorted(order.places, offsets[of_epoch], side="right") - 1
+            for visit in set(visits.tolist()):
+                mine = of_epoch[visits == visit]
+                pass_, group = divmod(visit, len(order.groups) - 1)
+                start, stop = order.groups[group], order.groups[group + 1]
                 key = derive_key(*self._seed, "pairs", self._sequence_length, epoch, group)
-                places = start + permute(offsets[mine] - start, int(stop - start), key)
+                permuted = order.parts[pass_, group] + offsets[mine] - order.places[visit]
+                places = start + permute(permuted, int(stop - start), key)
                 slots = np.searchsorted(order.starts, places, side="right") - 1
                 shard_ids[mine] = order.shards[slots]
                 pair_ids[mine] = places - order.starts[slots]
@@ -75,7 +93,7 @@ class PairOrder:
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  orders live as long as their process
     def _epoch(self, epoch: int) -> _Epoch:
-        """Shuffle the shards and deal them into groups."""
+        """Shuffle the shards, deal them into groups, and part the pairs of each."""
         key = derive_key(*self._seed, "shards", self._sequence_length, epoch)
         shards = permute(np.arange(len(self._pairs)), len(self._pairs), key)
         groups, filled = [0], 0
@@ -85,4 +103,7 @@ class PairOrder:
                 filled = 0
             filled += int(size)
         starts = np.concatenate([[0], np.cumsum(self._pairs[shards])])
-        return _Epoch(shards, starts, np.array([*groups, len(shards)]))
+        group_starts = starts[[*groups, len(shards)]]
+        bounds = np.arange(self._passes + 1)[:, None] * np.diff(group_starts) // self._passes
+        places = np.concatenate([[0], np.cumsum(np.diff(bounds, axis=0))])
+        return _Epoch(shards, starts, group_starts, bounds[:-1], places)

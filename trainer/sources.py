@@ -27,7 +27,7 @@ class Source:
         """Prepare to read; see PairOrder for the seed and the bytes of a group."""
         self.directory = directory
         self.entries = directory.manifest.split(split)
-        self.order = PairOrder(self.entries, sequence_length, seed, group_bytes)
+        self.order = PairOrder(self.entries, sequence_length, seed, group_bytes, directory.manifest.duplicates)
         self._shards: dict[int, Shard] = {}
 
     def shard(self, number: int) -> Shard:

@@ -7,13 +7,13 @@ from preprocessing.schema import ShardEntry
 from trainer.order import PairOrder
 
 
-def order_of(pairs=(40,), *, sizes=None, seed=1, length=32, group_bytes=1 << 30):
+def order_of(pairs=(40,), *, sizes=None, seed=1, length=32, group_bytes=1 << 30, duplicates=1):
     """Of shards with so many pairs each, of 100 bytes if nothing else is said."""
     entries = [
         ShardEntry(file=f"s{i}", split="train", rows=2, tokens=9, pairs={"32": n, "64": n}, bytes=size, blake2b="")
         for i, (n, size) in enumerate(zip(pairs, sizes or [100] * len(pairs), strict=True))
     ]
-    return PairOrder(entries, length, (seed,), group_bytes)
+    return PairOrder(entries, length, (seed,), group_bytes, duplicates)
 
 
 def epoch(order, number=0):
@@ -36,6 +36,39 @@ def test_orders_with_a_shard_that_fills_a_group_are_fixed_for_ever_too():
         *((0, 0), (0, 1), (0, 2)),
         *((1, 0), (2, 1), (1, 1), (2, 0)),
     ]
+
+
+def test_orders_of_duplicates_are_fixed_for_ever_too():
+    assert epoch(order_of((4, 3, 3), group_bytes=200, duplicates=2), 1) == [
+        *((0, 2), (0, 1), (1, 1)), *((2, 1),),
+        *((0, 3), (0, 0), (1, 0), (1, 2)), *((2, 0), (2, 2)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("duplicates", [2, 3, 10, 256, 30_000])
+def test_an_epoch_of_duplicates_has_each_pair_once(duplicates):
+    order = order_of((50, 7, 0, 31), group_bytes=200, duplicates=duplicates)
+    for number in (0, 3):
+        found = epoch(order, number)
+        assert sorted(found) == [(shard, pair) for shard, n in enumerate((50, 7, 0, 31)) for pair in range(n)]
+    together, one_by_one = (
+        order.locate(np.arange(2 * order.size)),
+        map(order.locate, np.arange(2 * order.size)[:, None]),
+    )
+    assert np.concatenate(list(one_by_one), axis=1).tolist() == np.array(together).tolist()
+
+
+def test_each_tenth_of_an_epoch_reads_a_tenth_of_every_group_s_pairs():
+    """So a run of half an epoch reads all texts of ten duplicates about five times."""
+    order = order_of((100,) * 8, group_bytes=200, duplicates=10)
+    found = np.array([shard for shard, _ in epoch(order)])
+    for tenth in np.split(found, 10):
+        of_groups = np.bincount(tenth, minlength=8)
+        assert sorted(len(set(part)) for part in np.split(tenth, 4)) == [2] * 4, "one group after the other"
+        assert of_groups.min() > 0
+    halves = np.bincount(found[:400], minlength=8)
+    assert halves.sum() == 400
+    assert abs(halves - 50).max() <= 15
 
 
 # A single shard leaves only the order of its pairs, and shards of one pair that are groups of their own only theirs.
