@@ -9,6 +9,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ _NUMBERS = {
     "MASTER_PORT": (0, 65535),
 }
 _TOLD_AFTER = 60.0  # seconds that the first rank waits for the others without a word
+_AFTER_A_HANG = 300  # seconds
+_groups: Any = torch.distributed.distributed_c10d
 _backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
 _bf16_optimizer: Any = importlib.import_module("deepspeed.runtime.bf16_optimizer")
 
@@ -62,11 +65,12 @@ def check_launcher(environment: Mapping[str, str]) -> None:
         raise ConfigError(f"RANK is {rank}, but WORLD_SIZE {size}: ranks count from 0")
 
 
-def join_world(threads: int) -> World:
+def join_world(threads: int, hang_seconds: int = 0) -> World:
     """Join the process group that the launcher's environment describes and fix the CPU threads of this rank.
 
     Args:
         threads: CPU threads; 0 divides the machine's cores by the ranks on it, unless OMP_NUM_THREADS says otherwise.
+        hang_seconds: when a rank that hangs ends by itself; the others wait longer for it. 0: as long as torch has it.
 
     Raises:
         ConfigError: there is no launcher, or torch lacks the kind of device that was asked for.
@@ -88,6 +92,8 @@ def join_world(threads: int) -> World:
         bound_kernel_caches()
     _take_device(int(os.environ["LOCAL_RANK"]))
     _meet()
+    if hang_seconds:
+        _wait_in_collectives(timedelta(seconds=hang_seconds + _AFTER_A_HANG))
     device = torch.device(get_accelerator().current_device_name())
     use_deterministic_kernels(True, device)  # an engine's recipe may turn it off
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -165,6 +171,16 @@ def _meet() -> None:
         ) from None
     finally:
         waiting.cancel()
+
+
+def _wait_in_collectives(patience: timedelta) -> None:
+    """Let ranks wait so long for one another in the common group, and in those that are made from now on.
+
+    Torch has ten minutes of NCCL's. One that a slow storage holds up longer would be given up by the others, and one
+    that hangs be killed with them before it has said where.
+    """
+    _groups.default_pg_timeout = _groups.default_pg_nccl_timeout = patience
+    getattr(torch.distributed, "set_timeout", _groups._set_pg_timeout)(patience)  # the latter is torch 2.11's
 
 
 def device_kind() -> torch.device:

@@ -195,7 +195,7 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     shards = open_corpus(arguments.shards, cache, recipe.data.verify)
     check(recipe, configs, shards, run, arguments.init_from)
 
-    world = join_world(recipe.train.threads)
+    world = join_world(recipe.train.threads, recipe.train.hang_seconds)
     check_agreement(world, recipe, configs, shards)
     on_first = partial(_on_first, world, run)
     on_first(lambda: take_over(run, start.held, lambda: stop.received))

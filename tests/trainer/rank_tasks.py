@@ -549,6 +549,15 @@ def what_ranks_tell_each_other(_: None) -> tuple[tuple[int, bool], list[float], 
     return (world.rank, world.is_first), sums, gathered, [*is_in, has_joined()]
 
 
+def patience_in_collectives(hang_seconds: int) -> list[float]:
+    """Seconds that a rank waits for another in the common group, and in one that is made later."""
+    world = join_world(threads=1, hang_seconds=hang_seconds)
+    groups = torch.distributed.group.WORLD, torch.distributed.new_group()
+    found: list[Any] = [group._get_backend(world.device) for group in groups]  # type: ignore[union-attr]
+    leave_world()
+    return [backend.options._timeout.total_seconds() for backend in found]
+
+
 def sum_while_the_device_computes() -> tuple[list[float], bool]:
     """A sum over ranks that share a GPU, and whether that had still to do what it was asked for before."""
     torch.distributed.init_process_group("gloo")  # NCCL wants a GPU a rank

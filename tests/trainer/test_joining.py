@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.ranks import run_ranks
+from tests.trainer.rank_tasks import patience_in_collectives
 from trainer import joining
 from trainer.joining import check_launcher, join_world
 from trainer.settings import ConfigError
@@ -28,6 +30,12 @@ def test_variables_that_no_launcher_would_set_are_told(name, value):
     check_launcher({})
     with pytest.raises(ConfigError, match=f"^{name} is '?{value}"):
         check_launcher({**launched, name: value})
+
+
+def test_ranks_wait_longer_for_one_that_hangs_than_it_takes_to_say_so():
+    """As torch has it they wait ten minutes, and thirty in groups that are made later, by gloo."""
+    assert run_ranks(2, patience_in_collectives, 40) == [[340.0, 340.0]] * 2
+    assert run_ranks(1, patience_in_collectives, 0) == [[600.0, 1800.0]]
 
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK"])
