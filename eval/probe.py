@@ -27,7 +27,7 @@ from trainer.metrics import perplexity
 from trainer.model import EMPTY_SLOT, BertForPreTraining
 
 _QUANTILE = 1.96  # of the normal distribution: 95 % lie within so many standard errors
-_CHUNK = 1 << 24  # tokens that are counted at once: numpy widens them to eight bytes each
+_CHUNK = 1 << 20  # tokens that are counted at once, which numpy widens to eight bytes each: as many as a cache holds
 
 # What an encyclopedia says often enough for a small model to have a chance; own sentences are better.
 SENTENCES = (
