@@ -189,8 +189,6 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
     python = _python(settings)
     inside, here = _container(settings.container)
     rank = ["-m", "cluster.slurm.rank"] if program.name == "pretrain" else []
-    # $HOME is seen in images too, with packages of other versions that the user has installed there.
-    in_image = {"PYTHONNOUSERSITE": "1"} if settings.container.runtime else {}
     array = _array(job)
     return {
         "title": _title(program),
@@ -202,7 +200,11 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
         "array": array,
         "bin": Path(python).parent if python.startswith("/") else "",
         "threads": job.cpus_per_task,
-        "environment": {**program.variables(job.gpus_per_node), **in_image, **job.environment},
+        "environment": {
+            **program.variables(job.gpus_per_node),
+            **_of_image(settings.container, job.gpus_per_node),
+            **job.environment,
+        },
         "directory": current_folder(),
         "snapshot": snapshot,
         "program": [*inside, python, *rank, *program.on(job.gpus_per_node).command(snapshot)],
@@ -260,6 +262,19 @@ def _container(container: Container) -> tuple[list[str], list[str]]:
         command = ["apptainer", "exec", "--nv", *mounted, "--pwd", str(current_folder()), container.image]
         return command, command
     return [], []
+
+
+def _of_image(container: Container, gpus: int) -> dict[str, str]:
+    """Variables of a job that runs in an image, on a node of so many GPUs."""
+    if not container.runtime:
+        return {}
+    # $HOME is seen in images too, with packages of other versions that the user has installed there.
+    variables = {"PYTHONNOUSERSITE": "1"}
+    if container.runtime == "pyxis" and gpus:
+        # By these alone enroot's hook, 98-nvidia.sh, brings devices and CUDA's driver into an image; one that is made
+        # of NVIDIA's has them itself. On a node without a driver the hook would fail.
+        variables |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    return variables
 
 
 def _where_to_look(name: Name, number: str, log: str, logs: Path, output: Path) -> str:

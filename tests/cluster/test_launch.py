@@ -65,7 +65,8 @@ gpus_per_node = 0
 STAND_IN = """#!PYTHON -I
 import json, os, sys
 names = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "PYTHONNOUSERSITE", "OMP_NUM_THREADS",
-         "DS_ACCELERATOR", "MASTER_ADDR", "MASTER_PORT", "HOSTILE")
+         "DS_ACCELERATOR", "MASTER_ADDR", "MASTER_PORT", "HOSTILE",
+         "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 seen = {name: os.environ.get(name) for name in names} | {"folder": os.getcwd()}
 with open("CALLS", "a") as calls:
     print(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], seen]), file=calls)
@@ -739,6 +740,33 @@ def test_a_container_goes_around_every_program(here, slurm, settings, expected):
     assert [("before" in arguments, "after" in arguments) for arguments in deciding] == [(True, False), (False, True)]
     once = ["--overlap", "--nodes=1", "--ntasks=1"]  # and not by every rank
     assert all(arguments[:3] == once for arguments in deciding) == ("pyxis" in settings[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["container.runtime=pyxis", "pretrain.gpus_per_node=2"], ("all", "compute,utility")),
+        (
+            ["container.runtime=pyxis", "pretrain.gpus_per_node=2", "environment.NVIDIA_DRIVER_CAPABILITIES=all"],
+            ("all", "all"),
+        ),
+        (["container.runtime=pyxis", "pretrain.gpus_per_node=0"], (None, None)),  # enroot fails where no driver is
+        (["container.runtime=apptainer", "pretrain.gpus_per_node=2"], (None, None)),
+    ],
+)
+def test_enroot_is_told_to_bring_gpus_into_an_image(here, slurm, monkeypatch, settings, expected):
+    """It does not by itself: of an image that says neither the ranks would see no GPU."""
+    names = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    slurm.stand_in("apptainer")
+    (here / "bert.sqsh").touch()
+    container = [f"slurm.container.image={here}/bert.sqsh", f'slurm.container.mounts=["{here}"]']
+    assert launch("--dry-run", *container, *(f"slurm.{setting}" for setting in settings)) == 0
+    file = here / "runs" / "tiny" / "job" / "pretrain.sbatch"
+    check_shell(file)
+    run_job(file)
+    assert {tuple(seen[name] for name in names) for kind, _, seen in slurm.calls() if kind == "srun"} == {expected}
 
 
 @pytest.mark.parametrize(("image", "fetched"), [("nvcr.io#nvidia/pytorch:26.01-py3", True), ("HERE/bert.sqsh", False)])
