@@ -14,10 +14,12 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 _MEMORY = re.compile(r"\d+[KMGT]?", re.ASCII)
 # What cluster.slurm.rank sets, and where programs and modules are found; setup may add to a PATH.
 _OURS = re.compile("RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|PATH|PYTHONPATH|PYTHONHOME|PYTHONSAFEPATH")
-# Options of sbatch that ask for GPUs; others, such as --gpu-bind and --gres=nvme:1, don't.
+# Options of sbatch that ask for GPUs; others, such as --gpu-freq and --gres=nvme:1, don't.
 _ASKS_FOR_GPUS = re.compile(r"--gpus(-per-\w+)?([= ]|$)|--(gres|tres-per-\w+)[= ].*\bgpu\b")
 _BLANK = re.compile(r"^(--[\w-]+) +")  # between an option and its value, which in quotes would belong to the name
-# What a job file says by itself, or by settings with a name of their own, which a launch checks.
+# A rank to which one GPU alone is bound sees it as the first, whatever its LOCAL_RANK.
+_BINDS = "ranks choose their GPU by LOCAL_RANK, for which each must see all those of its node; leave it out"
+# What a job file says by itself, or by settings with a name of their own, which a launch checks; and what breaks it.
 _OF_THE_FILE = {
     **dict.fromkeys(("job-name", "output", "open-mode", "requeue", "no-requeue"), "the job file sets it"),
     "dependency": "sbatch --dependency=...,singleton FILE submits a job file with one",
@@ -28,6 +30,7 @@ _OF_THE_FILE = {
     "nodes": "say it by slurm.pretrain.nodes",
     **dict.fromkeys(("ntasks", "ntasks-per-node", "tasks-per-node"), "say it by slurm.pretrain.tasks_per_node"),
     "cpus-per-task": "say it by cpus_per_task",
+    **dict.fromkeys(("gpu-bind", "tres-bind", "ntasks-per-gpu"), _BINDS),
     "wait": "a launch waits for no job; squeue --job=NUMBER tells of it",
 }
 # Names that SLURM's administrators give, with what selects several: commas, and | & [] () * for constraints.

@@ -202,7 +202,7 @@ def test_gpus_are_asked_for_by_gres_where_the_cluster_wants_that(here, slurm, gp
     [
         ("--gres=gpu:2", True), ("--gres=nvme:1,gpu:h100:2", True), ("--gres gpu", True), ("--gpus=2", True),
         ("--gpus-per-node=2", True), ("--gpus-per-task h100:1", True), ("--tres-per-task=gres/gpu:1", True),
-        ("--gres=nvme:1", False), ("--gpu-bind=closest", False), ("--gpu-freq=high", False), ("--exclusive", False),
+        ("--gres=nvme:1", False), ("--gpu-freq=high", False), ("--exclusive", False),
         ("--gres-flags=allow-task-sharing", False),
     ],
 )  # fmt: skip
@@ -223,7 +223,10 @@ def test_gpus_that_the_ranks_would_not_know_of_are_refused(option, asks):
         ("--array 0-3", "slurm.eval.array"), ("--time=5", "by the setting of that name"),
         ("--dependency=afterok:7", "sbatch --dependency=...,singleton FILE"), ("--signal=TERM@5", "slurm.notice"),
         ("--depend=afterok:7", "sbatch --dependency=...,singleton FILE"), ("--arr 0-3", "slurm.eval.array"),
-        ("--wait", "waits for no job"), ("--tasks-per-node=2", "slurm.pretrain.tasks_per_node"),
+        ("--gpu-bind=closest", "ranks choose their GPU by LOCAL_RANK, for which each must see all those of its node"),
+        ("--tres-bind gres/gpu:single:1", "must see all"), ("--ntasks-per-gpu=1", "must see all"),
+        ("--gpu-b=single:1", "must see all"), ("--wait", "waits for no job"),
+        ("--tasks-per-node=2", "slurm.pretrain.tasks_per_node"),
     ],
 )  # fmt: skip
 def test_what_a_job_file_says_itself_is_no_option_to_add(option, advice):
@@ -650,7 +653,10 @@ def test_an_evaluation_that_is_asked_to_stop_is_requeued_of_an_array_the_member_
 def test_variables_that_would_change_what_srun_does_are_not_taken_over(here, slurm, program):
     """SLURM sets them in an interactive job, from which this one is submitted, and where --export=NONE is asked for."""
     left = {"SLURM_EXPORT_ENV": "NONE", "SLURM_CPU_BIND": "mask_cpu:0x3", "SLURM_CPU_BIND_TYPE": "mask_cpu:"}
-    slurm.stand_in("srun", "print([name for name in os.environ if name.startswith(('SLURM_EXPORT', 'SLURM_CPU'))])")
+    left |= {"SLURM_GPU_BIND": "single:1", "SLURM_TRES_BIND": "gres/gpu:single:1", "SLURM_TRES_BIND_VERBOSE": "1"}
+    left |= {"SLURM_GPUS_PER_TASK": "1", "SLURM_NTASKS_PER_GPU": "1"}
+    watched = ("SLURM_EXPORT", "SLURM_CPU", "SLURM_GPU", "SLURM_TRES", "SLURM_NTASKS_PER_GPU")
+    slurm.stand_in("srun", f"print([name for name in os.environ if name.startswith({watched})])")
     launch("--dry-run", 'slurm.setup=["export SLURM_CPU_BIND_VERBOSE=verbose"]')
     file = here / "runs" / "tiny" / "job" / "pretrain.sbatch" if program == "pretrain" else evaluation()
     check_shell(file)
