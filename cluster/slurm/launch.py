@@ -197,6 +197,9 @@ def _values(program: Program, settings: SlurmSettings, folder: Path, snapshot: P
         "slurm": settings,
         "options": _options(job, settings.gres),
         "other_options": [option for option in job.options if not option.startswith(_GRES)],
+        # By the settings, as an option, of which sbatch takes beginnings too, or as srun's variable.
+        "distributed": "SLURM_DISTRIBUTION" in job.environment
+        or any(option.startswith("--dis") for option in job.options),
         "array": array,
         "bin": Path(python).parent if python.startswith("/") else "",
         "threads": job.cpus_per_task,

@@ -415,7 +415,7 @@ def test_a_job_starts_a_rank_per_process_with_the_snapshot_s_code(here, slurm):
     (arguments, seen), = [call[1:] for call in slurm.calls() if call[0] == "srun"]  # fmt: skip
     assert arguments == [
         "--kill-on-bad-exit=0", "--wait=300", "--label", "--ntasks-per-node=1", "--cpus-per-task=3",
-        sys.executable, "-m", "cluster.slurm.rank", str(snapshot / "trainer" / "pretrain.py"),
+        "--distribution=*:block", sys.executable, "-m", "cluster.slurm.rank", str(snapshot / "trainer" / "pretrain.py"),
         "--config", str(snapshot / "config.toml"), "--deepspeed_config", str(snapshot / "ds_config.json"),
         "--shards", str(here / "shards"), "--output", str(here / "runs" / "tiny"),
     ]  # fmt: skip
@@ -664,6 +664,23 @@ def test_variables_that_would_change_what_srun_does_are_not_taken_over(here, slu
     assert run_job(file, **left).stdout.strip() == str(own)
 
 
+@pytest.mark.parametrize(
+    ("settings", "ours"),
+    [
+        ([], True), (['slurm.options=["--exclusive"]'], True), (['slurm.options=["--distribution=cyclic"]'], False),
+        (['slurm.options=["--dist plane=4"]'], False), (["slurm.environment.SLURM_DISTRIBUTION=block:cyclic"], False),
+    ],
+)  # fmt: skip
+def test_ranks_fill_a_socket_after_the_other_unless_the_settings_say_otherwise(here, slurm, settings, ours):
+    """GPUs are numbered by sockets, and SLURM's default would give every other rank the cores of the other one."""
+    launch("--dry-run", *settings)
+    file = here / "runs" / "tiny" / "job" / "pretrain.sbatch"
+    check_shell(file)
+    run_job(file)
+    (arguments,) = [arguments for name, arguments, _ in slurm.calls() if name == "srun"]
+    assert [word for word in arguments if word.startswith("--dist")] == ["--distribution=*:block"] * ours
+
+
 def test_variables_of_the_settings_stay_the_ranks_own(here, slurm):
     given = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "12345", "OMP_NUM_THREADS": "2", "DS_ACCELERATOR": "xpu"}
     launch("--dry-run", *(f"slurm.environment.{name}={value}" for name, value in given.items()))
@@ -740,7 +757,7 @@ def test_a_container_goes_around_every_program(here, slurm, settings, expected):
     runs = [arguments for name, arguments, _ in slurm.calls() if name in ("srun", "apptainer")]
     training = next(arguments for arguments in runs if "cluster.slurm.rank" in arguments)
     assert {seen["PYTHONNOUSERSITE"] for name, _, seen in slurm.calls() if name in ("srun", "apptainer")} == {"1"}
-    begin = training.index("--cpus-per-task=3") + 1
+    begin = training.index("--distribution=*:block") + 1
     assert training[begin : begin + len(expected)] == [word.replace("HERE", str(here)) for word in expected]
     deciding = [arguments for arguments in runs if "cluster.slurm.requeue" in arguments]
     assert [("before" in arguments, "after" in arguments) for arguments in deciding] == [(True, False), (False, True)]
