@@ -6,7 +6,8 @@
 The run directory decides and not the exit code, which launchers change: `done` is done; `requeue` (asked to stop, and
 stopped with a checkpoint) is restarted; `failed` would fail again. Without an outcome it crashed, and it is restarted
 until it has crashed more often than allowed without a newer checkpoint. `after` exits with a verdict; `before` with 0,
-or with 2 where it can't remove the outcome of an earlier start.
+or with 2 where it can't remove the outcome of an earlier start. Storage that fails, of which the ranks may have
+crashed, may be well again in a while: both ask it again until then, for half an hour.
 """
 
 from __future__ import annotations
@@ -14,16 +15,23 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from preprocessing.command_line import OneLineParser
 from preprocessing.status import make_folder
+from preprocessing.storage_errors import UnavailableError, comes_of_passing
 from preprocessing.terminal import tell_error
 from trainer.files import DamagedFileError, append_line, read_lines
 from trainer.outcome import EXIT_CODES, MISTAKE
 from trainer.run_directory import CheckpointError, RunDirectory
+
+PATIENCE = 1800.0  # seconds for storage that fails; the job keeps its nodes meanwhile
+_PAUSE = 10.0  # seconds until it is asked again
+_Answer = TypeVar("_Answer")
 
 
 class Verdict(IntEnum):
@@ -41,33 +49,64 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.when == "before":
         # `done` too: a later last step makes a run go on, and where there is nothing to do the trainer says it again.
         try:
-            run.set_outcome(None)
+            patiently(partial(run.set_outcome, None), run.path)
         except OSError as error:
             tell_error(f"{run.path}: its outcome can't be removed ({error.strerror})")
             return MISTAKE
         return 0
     try:
-        verdict, reason = judge(run, arguments.job, arguments.exit_code, arguments.crashes)
-    except (CheckpointError, DamagedFileError, OSError) as error:  # a full disk too, which may be what it crashed of
+        judging = partial(judge, run, arguments.job, arguments.exit_code, arguments.crashes, time.time())
+        verdict, reason = patiently(judging, run.path)
+    except (
+        CheckpointError,
+        DamagedFileError,
+        UnavailableError,
+        OSError,
+    ) as error:  # a full disk too, which may be what it crashed of
         verdict, reason = Verdict.GIVE_UP, str(error)
     words = {Verdict.DONE: "done", Verdict.REQUEUE: "will be restarted", Verdict.GIVE_UP: "given up"}
     print(f"{run.path}: {words[verdict]}: {reason}", file=sys.stderr)
     return verdict
 
 
-def judge(run: RunDirectory, job: str, exit_code: int, allowed: int) -> tuple[Verdict, str]:
-    """What to do now that the ranks have ended, and why.
+def patiently(ask: Callable[[], _Answer], place: Path) -> _Answer:
+    """What ``ask`` returns, which is asked again while storage fails in a way that may pass; that is told once.
+
+    Args:
+        ask: may be asked any number of times.
+        place: what is asked for, to tell.
+
+    Raises:
+        Exception: what ``ask`` raises for other reasons, and still raises for that one after so long.
+    """
+    deadline, told = time.monotonic() + PATIENCE, False
+    while True:
+        try:
+            return ask()
+        except Exception as error:
+            if not comes_of_passing(error) or time.monotonic() >= deadline:
+                raise
+            if not told:
+                tell_error(f"{place}: storage fails ({error}); it is asked again for {PATIENCE / 60:g} minutes")
+                told = True
+        time.sleep(_PAUSE)
+
+
+def judge(run: RunDirectory, job: str, exit_code: int, allowed: int, now: float) -> tuple[Verdict, str]:
+    """What to do now that the ranks have ended, and why; the same crash, told again, counts once.
 
     Args:
         run: what they trained.
         job: SLURM's number of the job, the same for all its starts; a crash is written down with it.
         exit_code: of srun.
         allowed: so many crashes one after another without a newer checkpoint.
+        now: when they ended, in seconds since 1970; by it a crash is known.
 
     Raises:
         CheckpointError: the run's checkpoints are not in order.
         DamagedFileError: the list of its crashes is.
-        OSError: the crash can't be written down.
+        UnavailableError: storage fails.
+        OSError: it does, or the crash can't be written down.
     """
     ending, reason = run.outcome or ("failed" if exit_code == MISTAKE else None, "refused; the log says why")
     if ending == "done":
@@ -78,7 +117,7 @@ def judge(run: RunDirectory, job: str, exit_code: int, allowed: int) -> tuple[Ve
         return Verdict.GIVE_UP, f"it would fail again: {reason}"
     make_folder(run.job)
     crashes = run.job / "crashes.jsonl"
-    append_line(crashes, {"job": job, "time": time.time(), "step": run.step, "exit_code": exit_code})
+    append_line(crashes, {"job": job, "time": now, "step": run.step, "exit_code": exit_code})
     same = sum(1 for crash in read_lines(crashes) if (crash.get("job"), crash.get("step")) == (job, run.step))
     if same > allowed:
         return Verdict.GIVE_UP, f"it crashed {same} times since the checkpoint of step {run.step}"

@@ -1,11 +1,17 @@
 """What a job script does by what it finds in the run directory."""
 
 import errno
+import itertools
+import json
 import os
+import time
+from pathlib import Path
 
 import pytest
 
-from cluster.slurm.requeue import Verdict, judge, main
+from cluster.slurm import requeue
+from cluster.slurm.requeue import PATIENCE, Verdict, judge, main
+from tests.failing import REASON, fail_on
 from trainer.outcome import MISTAKE
 from trainer.run_directory import RunDirectory
 
@@ -13,6 +19,15 @@ from trainer.run_directory import RunDirectory
 @pytest.fixture
 def run(tmp_path) -> RunDirectory:
     return RunDirectory(tmp_path)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """The time in seconds, which goes by in sleep alone."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    return now
 
 
 def checkpoint(run: RunDirectory, step: int) -> None:
@@ -37,13 +52,14 @@ def checkpoint(run: RunDirectory, step: int) -> None:
 def test_the_run_directory_decides_and_the_exit_code_where_it_is_silent(run, outcome, exit_code, verdict):
     if outcome:
         (run.path / "outcome").write_text(outcome)
-    assert judge(run, "7", exit_code, allowed=3)[0] == verdict
+    assert judge(run, "7", exit_code, 3, 0.0)[0] == verdict
 
 
 def test_crashes_without_progress_come_to_an_end_and_progress_starts_the_count_anew(run):
     def crash(job: str = "7") -> Verdict:
-        return judge(run, job, 1, allowed=2)[0]
+        return judge(run, job, 1, 2, next(times))[0]
 
+    times = itertools.count(0.5)
     assert [crash(), crash()] == [Verdict.REQUEUE, Verdict.REQUEUE]
     checkpoint(run, 100)
     assert [crash(), crash(), crash()] == [Verdict.REQUEUE, Verdict.REQUEUE, Verdict.GIVE_UP]
@@ -51,15 +67,16 @@ def test_crashes_without_progress_come_to_an_end_and_progress_starts_the_count_a
 
 
 def test_without_retries_the_first_crash_is_the_last(run):
-    assert judge(run, "7", 1, allowed=0)[0] == Verdict.GIVE_UP
+    assert judge(run, "7", 1, 0, 0.0)[0] == Verdict.GIVE_UP
 
 
 def test_an_outcome_of_an_earlier_start_is_not_taken_for_this_one_s(run):
     """Of a run that was done and is given more steps neither."""
+    times = itertools.count(0.5)
     for old in ("requeue: x", "failed: x", "done"):
         (run.path / "outcome").write_text(old)
         assert main(["before", str(run.path)]) == 0
-        assert judge(run, "7", 1, allowed=3)[0] == Verdict.REQUEUE
+        assert judge(run, "7", 1, 3, next(times))[0] == Verdict.REQUEUE
     assert main(["before", str(run.path / "new")]) == 0  # a run that was never started
 
 
@@ -119,3 +136,63 @@ def test_a_crash_that_can_not_be_written_down_ends_the_job_in_a_line(run, capsys
     (run.job / "crashes.jsonl").symlink_to("/dev/full")
     assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "3"]) == 11
     assert capsys.readouterr().err == f"{run.path}: given up: [Errno 28] No space left on device\n"
+
+
+def fail_until(patch: pytest.MonkeyPatch, clock: list[float], back: float, owner, call: str, place: Path) -> None:
+    """Have storage fail at a call until the clock says so many seconds."""
+    really, failing = getattr(owner, call), pytest.MonkeyPatch()
+    fail_on(failing, owner, call, place)
+    fails = getattr(owner, call)
+    failing.undo()
+    patch.setattr(owner, call, lambda *args, **more: (fails if clock[0] < back else really)(*args, **more))
+
+
+@pytest.mark.parametrize(("call", "place"), [("read_text", "outcome"), ("open", "job/crashes.jsonl")])
+def test_a_crash_by_storage_that_fails_is_counted_when_that_is_well_again(run, monkeypatch, capsys, clock, call, place):
+    """Else the outage that ended the ranks would end the job too."""
+    fail_until(monkeypatch, clock, 95, Path, call, run.path / place)
+    assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "3"]) == 10
+    assert clock[0] == 100  # it is asked every ten seconds
+    waiting, decided = capsys.readouterr().err.splitlines()
+    assert waiting.startswith(
+        f"error: {run.path}: storage fails ([Errno 5] {REASON}: '{run.path / place}'); it is asked"
+    )
+    assert decided == f"{run.path}: will be restarted: crash 1 since step 0 (exit code 1)"
+    (line,) = (run.job / "crashes.jsonl").read_text().splitlines()
+    assert json.loads(line)["exit_code"] == 1
+
+
+def test_a_crash_that_was_written_down_before_storage_failed_counts_once(run, monkeypatch, clock):
+    """What is there is read only when it is written."""
+    really, failed = requeue.read_lines, []
+
+    def read_lines(path: Path):
+        if not failed:
+            failed.append(path)
+            raise OSError(errno.ESTALE, "stale")
+        return really(path)
+
+    monkeypatch.setattr(requeue, "read_lines", read_lines)
+    assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "1"]) == 10
+    assert len((run.job / "crashes.jsonl").read_text().splitlines()) == 1
+
+
+def test_storage_that_stays_away_ends_the_job_after_a_while(run, monkeypatch, capsys, clock):
+    """A run whose crashes nobody can count might be restarted for ever."""
+    fail_on(monkeypatch, Path, "read_text", run.outcome_file)
+    assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "3"]) == 11
+    assert clock[0] == PATIENCE
+    _, decided = capsys.readouterr().err.splitlines()
+    assert decided == f"{run.path}: given up: [Errno 5] {REASON}: '{run.outcome_file}'"
+    fail_on(monkeypatch, Path, "unlink", run.outcome_file)
+    assert main(["before", str(run.path)]) == MISTAKE
+    assert clock[0] == 2 * PATIENCE
+
+
+def test_an_outcome_is_removed_when_storage_is_well_again(run, monkeypatch, capsys, clock):
+    run.set_outcome("done")
+    fail_until(monkeypatch, clock, 25, Path, "unlink", run.outcome_file)
+    assert main(["before", str(run.path)]) == 0
+    assert not run.outcome_file.exists()
+    assert clock[0] == 30
+    assert len(capsys.readouterr().err.splitlines()) == 1
