@@ -13,6 +13,7 @@ crashed, may be well again in a while: both ask it again until then, for half an
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -65,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ) as error:  # a full disk too, which may be what it crashed of
         verdict, reason = Verdict.GIVE_UP, str(error)
     words = {Verdict.DONE: "done", Verdict.REQUEUE: "will be restarted", Verdict.GIVE_UP: "given up"}
-    print(f"{run.path}: {words[verdict]}: {reason}", file=sys.stderr)
+    nodes = os.environ.get("SLURM_JOB_NODELIST") if verdict != Verdict.DONE else None  # one of which may be to blame
+    print(f"{run.path}: {words[verdict]}: {reason}" + (f"; it ran on {nodes}" if nodes else ""), file=sys.stderr)
     return verdict
 
 

@@ -17,7 +17,8 @@ from trainer.run_directory import RunDirectory
 
 
 @pytest.fixture
-def run(tmp_path) -> RunDirectory:
+def run(tmp_path, monkeypatch) -> RunDirectory:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     return RunDirectory(tmp_path)
 
 
@@ -115,6 +116,22 @@ def test_the_command_says_what_it_decided(run, capsys):
     run.set_outcome(None)
     assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "3"]) == 11
     assert "names 'step-000099', which is not there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        ("done", "done: the run is complete"),
+        ("requeue", "will be restarted: asked to stop; it resumes from step 0; it ran on node[7-8]"),
+        (None, "will be restarted: crash 1 since step 0 (exit code 1); it ran on node[7-8]"),
+    ],
+)
+def test_the_nodes_are_told_for_a_person_to_exclude_one(run, monkeypatch, capsys, outcome, told):
+    """SLURM gives a job that is requeued the same ones, mostly."""
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[7-8]")
+    run.set_outcome(outcome)
+    main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "3"])
+    assert capsys.readouterr().err == f"{run.path}: {told}\n"
 
 
 def test_a_damaged_list_of_crashes_ends_the_job_in_a_line(run, capsys):
