@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import resource
@@ -24,6 +25,7 @@ from trainer.lineage import installed_version
 _PROJECT = "bert-pretraining"
 _SHOWN = ("torch", "deepspeed")  # the others are named where they are not right
 _INFINIBAND = Path("/sys/class/infiniband")
+_VERBS = "libibverbs.so.1"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  that is what is looked at
 _CONTAINER = Path("/sys/fs/cgroup")  # its own limits, in a container
 _OPEN_FILES = {"wrong": 1024, "warning": 4096}
@@ -197,7 +199,7 @@ def check_compiler() -> Finding:
 
 
 def check_limits() -> Iterator[Finding]:
-    """Open files, memory that adapters may pin, and stacks."""
+    """Open files, memory that adapters may pin, their library, and stacks."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield judge(
         "open files",
@@ -214,12 +216,31 @@ def check_limits() -> Iterator[Finding]:
         "InfiniBand pins its buffers: ulimit -l unlimited, for SLURM in slurmd's own service (LimitMEMLOCK=infinity).",
         wrong=bool(adapters) and pinned != resource.RLIM_INFINITY,
     )
+    if adapters:
+        yield check_verbs(adapters)
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
     yield judge(
         "stack",
         _limit(stack, 2**20, " MiB"),
         "Threads get this much each; set what is usual: ulimit -s 8192.",
         warning=stack != resource.RLIM_INFINITY and not 2**20 <= stack <= 2**30,
+    )
+
+
+def check_verbs(adapters: list[str]) -> Finding:
+    """The library by which NCCL, which loads it when it starts, reaches a node's InfiniBand or RoCE adapters."""
+    try:
+        ctypes.CDLL(_VERBS)
+    except OSError as error:
+        reason = str(error)
+    else:
+        reason = ""
+    return judge(
+        "rdma",
+        f"no {_VERBS} for {', '.join(adapters)} ({reason})" if reason else _VERBS,
+        "NCCL takes TCP without a word: install libibverbs1, ibverbs-providers and librdmacm1 (Debian), on the node or "
+        "in the image.",
+        wrong=bool(reason),
     )
 
 

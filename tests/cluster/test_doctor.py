@@ -153,6 +153,23 @@ def test_limits_of_a_process(tmp_path, monkeypatch, check, limit, adapters, stat
     assert (found.state, found.found) == (state, words)
 
 
+@pytest.mark.parametrize(
+    ("adapters", "library", "state"),
+    [(["mlx5_0"], None, "wrong"), (["mlx5_0"], "libc.so.6", "ok"), ([], None, None)],
+)
+def test_adapters_without_their_library_are_wrong(tmp_path, monkeypatch, adapters, library, state):
+    """NCCL would go over TCP, at a tenth of the rate, and say so in its debug output alone."""
+    for adapter in adapters:
+        (tmp_path / adapter).touch()
+    monkeypatch.setattr("cluster.checkup.node._INFINIBAND", tmp_path)
+    monkeypatch.setattr("cluster.checkup.node._VERBS", library or "libnone.so.1")
+    found = [finding for finding in check_limits() if finding.check == "rdma"]
+    assert [finding.state for finding in found] == ([state] if state else [])
+    if state == "wrong":
+        assert found[0].found.startswith("no libnone.so.1 for mlx5_0 (libnone.so.1: cannot open shared object file")
+        assert "libibverbs1" in found[0].advice
+
+
 @pytest.mark.parametrize(("free", "state"), [(100 << 20, "wrong"), (500 << 20, "warning"), (2 << 30, "ok")])
 def test_shared_memory_that_is_left(monkeypatch, free, state):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free, total=4 << 30))

@@ -68,6 +68,11 @@ def test_the_images_user_may_read_the_code_of_any_checkout(name):
     assert "RUN chmod -R a+rX . " in stage_of(f"install-{name}").partition("COPY . .\n")[2]
 
 
+def test_nccl_finds_the_libraries_of_adapters_in_the_image():
+    """It loads libibverbs by name, and without it takes TCP and says nothing."""
+    assert {"libibverbs1", "ibverbs-providers", "librdmacm1"} <= set(stage_of("pretraining").split())
+
+
 def test_both_images_write_and_read_shards_with_the_same_libraries():
     pretraining, preprocessing = locked("pretraining.txt"), locked("preprocessing.txt")
     for package in ("numpy", "pyarrow", "tokenizers"):
