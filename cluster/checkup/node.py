@@ -213,7 +213,8 @@ def check_limits() -> Iterator[Finding]:
     yield judge(
         "locked memory",
         _limit(pinned, 2**20, " MiB") + (f", adapters {', '.join(adapters)}" if adapters else ", no InfiniBand"),
-        "InfiniBand pins its buffers: ulimit -l unlimited, for SLURM in slurmd's own service (LimitMEMLOCK=infinity).",
+        "InfiniBand pins its buffers: ulimit -l unlimited, by LimitMEMLOCK=infinity in the service of SLURM's slurmd, "
+        "or of Kubernetes' containerd.",
         wrong=bool(adapters) and pinned != resource.RLIM_INFINITY,
     )
     if adapters:

@@ -151,6 +151,8 @@ def test_limits_of_a_process(tmp_path, monkeypatch, check, limit, adapters, stat
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     found = state_of(check_limits(), check)
     assert (found.state, found.found) == (state, words)
+    if (check, state) == ("locked memory", "wrong"):
+        assert all(word in found.advice for word in ("LimitMEMLOCK=infinity", "slurmd", "containerd"))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,17 @@ def test_training_pods_are_the_same_in_all_kinds(overlay: Path):
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}} in pod["volumes"]
     assert {"name": "shared", "persistentVolumeClaim": {"claimName": "bert-pretraining"}} in pod["volumes"]
     assert node["command"][:3] == ["python", "-m", "cluster.k8s.ranks"]  # no shell between SIGTERM and the ranks
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", [*PRETRAIN, PRETRAIN[0].with_name("eval-job")], ids=name)
+def test_a_runtime_class_in_the_base_reaches_the_pods(overlay: Path, tmp_path):
+    """For nodes whose default runtime is not NVIDIA's; there is no setting for it."""
+    shutil.copytree(K8S, tmp_path / "k8s")
+    base = tmp_path / "k8s" / "base" / overlay.name.partition("-")[0] / "pod.yaml"
+    base.write_text(base.read_text().replace("\n  spec:\n", "\n  spec:\n    runtimeClassName: nvidia\n"))
+    (pod,) = pods(build(tmp_path / "k8s" / overlay.relative_to(K8S)))
+    assert pod["runtimeClassName"] == "nvidia"
 
 
 @needs_kubectl
