@@ -261,6 +261,17 @@ def test_flink_stages_on_the_volume_and_its_workers_find_the_code_without_writin
 
 
 @needs_kubectl
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+@pytest.mark.parametrize(("given", "minutes"), [({}, "1440"), ({"DEEPSPEED_TIMEOUT": "20"}, "20")])
+def test_ranks_wait_for_a_pod_that_pends(tmp_path, kind, given, minutes):
+    """DeepSpeed's ten minutes would count as a crash, over and over, until no restart is left."""
+    settings = replace(SETTINGS, environment=given, pretrain=replace(SETTINGS.pretrain, kind=kind))
+    objects = objects_of(settings, WORK, tmp_path)
+    nodes = [box for pod in pods(objects) for box in pod["containers"] if box["name"] == "node"]
+    assert [variables(node)["DEEPSPEED_TIMEOUT"] for node in nodes] == [minutes]
+
+
+@needs_kubectl
 def test_a_number_of_threads_stands_alone(tmp_path):
     """The base's comes from a field, and a variable that has both is refused."""
     settings = replace(SETTINGS, environment={"OMP_NUM_THREADS": "4"})
@@ -458,11 +469,11 @@ def test_a_variable_is_text_or_a_number():
 
 
 def test_variables_that_the_base_sets_are_none_of_the_user_s():
-    """But the number of threads, which is only a default."""
+    """But the number of threads and how long ranks wait for one another, which are only defaults."""
     documents = [document for file in BASE.rglob("*.yaml") for document in yaml.safe_load_all(file.read_text())]
     set_there = {item["name"] for pod in pods(documents) for item in pod["containers"][0].get("env", [])}
     assert set_there > {"RUN", "SHARDS", "RECIPE", "TASKMANAGERS", "HOME", "CPUS"}
-    for name in set_there - {"OMP_NUM_THREADS"}:
+    for name in set_there - {"OMP_NUM_THREADS", "DEEPSPEED_TIMEOUT"}:
         with pytest.raises(ValueError, match="one that the job sets itself"):
             KubernetesSettings(environment={name: "1"})
 
