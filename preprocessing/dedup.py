@@ -60,28 +60,6 @@ def _column(batch: pa.RecordBatch, name: str) -> np.ndarray:
     return column
 
 
-def _check_sources(documents: pa.Table, versions: np.ndarray, older: np.ndarray) -> None:
-    """See that what passes for an older version of a document is of the same source.
-
-    Args:
-        documents: all of them.
-        versions: [collisions] positions of documents of whose id there is another.
-        older: [collisions] positions of these others.
-
-    Raises:
-        SourceError: two documents that have nothing to do with each other have one id.
-    """
-    one, other = (documents["source"].take(pa.array(rows)) for rows in (versions, older))
-    first = pc.index(pc.not_equal(one, other), True).as_py()
-    if first >= 0:
-        doc_id = documents["doc_id"][int(versions[first])].as_py()
-        source, another = sorted(str(column[first]) for column in (one, other))
-        raise SourceError(
-            f"{doc_id!r} is the id of a document of --{source} and of one of --{another}, which must differ; "
-            "rename a file or its folder, or name the files by another glob"
-        )
-
-
 class Review:
     """Looks through the records of the whole corpus and marks what is lost.
 
@@ -108,15 +86,56 @@ class Review:
 
     def _rank_documents(self) -> None:
         keys = {"doc_id": "ascending", "revision": "descending", "content": "ascending"}
-        schema = pa.schema([documents_schema(False).field(name) for name in (*keys, "source")])
+        schema = pa.schema([documents_schema(False).field(name) for name in keys])
         table = pa.Table.from_batches([run.documents.select(schema.names) for run in self._runs], schema)
-        order = pc.sort_indices(table, sort_keys=list(keys.items())).to_numpy()
+        order = pc.sort_indices(table, sort_keys=list(keys.items())).to_numpy().view(np.int64)
         self._rank[order] = np.arange(len(order))
         ids = self._all("split_hash")[order]  # a hash of the id: neighbours that share it are of one id
         is_older = ids[1:] == ids[:-1]
         older = order[1:][is_older]
-        _check_sources(table, order[:-1][is_older], older)
+        self._check_sources(order[:-1][is_older], older)
         self.lost[older] = Reason.COLLISION
+
+    def _check_sources(self, versions: np.ndarray, older: np.ndarray) -> None:
+        """See that what passes for an older version of a document is of the same source.
+
+        Args:
+            versions: [collisions] documents of whose id there is another.
+            older: [collisions] these others.
+
+        Raises:
+            SourceError: two documents that have nothing to do with each other have one id.
+        """
+        numbers: dict[str, int] = {}
+        one, other = (self._sources(rows, numbers) for rows in (versions, older))
+        differ = np.flatnonzero(one != other)
+        if len(differ):
+            names = list(numbers)
+            source, another = sorted(names[of[differ[0]]] for of in (one, other))
+            run, row = self._place(int(versions[differ[0]]))
+            raise SourceError(
+                f"{run.documents.column('doc_id')[row].as_py()!r} is the id of a document of --{source} and of one of "
+                f"--{another}, which must differ; rename a file or its folder, or name the files by another glob"
+            )
+
+    def _sources(self, documents: np.ndarray, numbers: dict[str, int]) -> np.ndarray:
+        """The sources of some documents, as numbers; new ones are given on.
+
+        Run by run: the names of millions of documents don't fit into one array of strings.
+        """
+        found = np.empty(len(documents), np.int32)
+        for run, own, rows in self._by_run(documents):
+            column = run.documents.column("source").take(pa.array(rows)).dictionary_encode()
+            of = [numbers.setdefault(name, len(numbers)) for name in column.dictionary.to_pylist()]
+            found[own] = np.array(of, np.int32)[column.indices.to_numpy()]
+        return found
+
+    def _by_run(self, documents: np.ndarray) -> Iterator[tuple[Run, np.ndarray, np.ndarray]]:
+        """Some documents by the runs they are in: (run, positions among the documents, rows of the run)."""
+        run_of = np.searchsorted(self._first, documents, side="right") - 1
+        for number in np.unique(run_of).tolist():
+            own = np.flatnonzero(run_of == number)
+            yield self._runs[number], own, documents[own] - self._first[number]
 
     def _alive(self) -> np.ndarray:
         return np.flatnonzero(self.lost == 0)
@@ -181,10 +200,8 @@ class Review:
     def _gather(self, documents: np.ndarray) -> np.ndarray:
         """The signatures of some documents."""
         found = np.empty((len(documents), PERMUTATIONS), np.uint32)
-        run_of = np.searchsorted(self._first, documents, side="right") - 1
-        for number in np.unique(run_of).tolist():
-            own = run_of == number
-            found[own] = self._signatures(self._runs[number])[documents[own] - self._first[number]]
+        for run, own, rows in self._by_run(documents):
+            found[own] = self._signatures(run)[rows]
         return found
 
     def drop_lines(self, min_tokens: int) -> Iterator[pa.RecordBatch]:
@@ -259,9 +276,13 @@ class Review:
         ends = dict.fromkeys([*order[:MIN_VALIDATION_CORPUS].tolist(), *order[-MIN_ROWS:].tolist()])
         return [self._edge(document) for document in ends]
 
-    def _edge(self, document: int) -> Edge:
+    def _place(self, document: int) -> tuple[Run, int]:
+        """The run that a document is in, and its row there."""
         number = int(np.searchsorted(self._first, document, side="right")) - 1
-        run, row = self._runs[number], document - int(self._first[number])
+        return self._runs[number], document - int(self._first[number])
+
+    def _edge(self, document: int) -> Edge:
+        run, row = self._place(document)
         record = {name: run.documents.column(name)[row].as_py() for name in ("split_hash", "doc_id", "tokens")}
         span = Span(run.unit, run.batch, row, row + 1, record["tokens"])
         return Edge(record["split_hash"], record["doc_id"], span)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -94,25 +95,37 @@ def _kept(shard: str, rows: Rows, layout: Layout, threshold: int) -> np.ndarray:
     blocks = (ids.slice(begin, AT_ONCE).to_pylist() for begin in range(0, len(ids), AT_ONCE))
     here = (layout.place(doc_id).shard(threshold) == shard for doc_id in chain.from_iterable(blocks))
     kept = np.flatnonzero(np.fromiter(here, bool, len(ids)) & (rows.reasons == 0))
-    ordered: np.ndarray = kept[pc.sort_indices(ids.take(kept)).to_numpy()]
+    with _in_reach(rows.table):
+        ordered: np.ndarray = kept[pc.sort_indices(ids.take(kept)).to_numpy()]
     return ordered
+
+
+@contextmanager
+def _in_reach(table: pa.Table) -> Iterator[None]:
+    """Tell what to do where a table has more of ids or of titles than Arrow's offsets of 32 bits reach.
+
+    Raises:
+        ShardingError: it has.
+    """
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        raise ShardingError(
+            f"the ids or titles of {table.num_rows:,} documents have 2^31 bytes or more: use a greater --num-shards"
+        ) from error
 
 
 def take_rows(table: pa.Table, rows: np.ndarray) -> pa.RecordBatch:
     """Some rows of a table in tokens_schema, copied once: Table.take joins the whole table first, and copies twice.
 
     Raises:
-        ShardingError: the table has more of ids or of titles than Arrow's offsets of 32 bits reach.
+        ShardingError: see _in_reach.
     """
-    try:
+    with _in_reach(table):
         columns = [
             _take_lists(column, rows) if pa.types.is_list(column.type) else column.take(rows).combine_chunks()
             for column in table.columns
         ]
-    except pa.ArrowInvalid as error:
-        raise ShardingError(
-            f"the ids or titles of {table.num_rows:,} documents have 2^31 bytes or more: use a greater --num-shards"
-        ) from error
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 

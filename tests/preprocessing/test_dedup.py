@@ -204,6 +204,19 @@ def test_documents_of_two_sources_are_no_versions_of_each_other(order: int) -> N
         review(Corpus([*pages, *others, book], RULE, order, units=2).runs, RULE)
 
 
+def test_the_sources_of_all_documents_may_have_more_bytes_than_arrow_can_index() -> None:
+    """As those of 239 million articles do."""
+    long = pa.array(["x" * (60 << 20)])
+    runs = []
+    for unit in range(40):
+        (run,) = Corpus([Text(f"d{max(unit, 1)}", ("abc",), revision=unit)], RULE).runs
+        runs.append(Run(unit, 0, run.documents.set_column(1, "source", long), run.lines))
+    assert review(runs, RULE).lost.tolist() == [Reason.COLLISION, 0, *[Reason.DUPLICATE_DOCUMENT] * 38]
+    runs[1] = runs[1]._replace(documents=runs[1].documents.set_column(1, "source", pa.array(["books"])))
+    with pytest.raises(SourceError, match="'d1' is the id of a document of --books and of one of --xxx"):
+        review(runs, RULE)
+
+
 def test_an_empty_corpus_has_nothing_to_drop() -> None:
     found = review([], RepeatRule(True, True, 1, near_duplicates=0.8))
     assert list(found.drop_lines(1)) == []

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from preprocessing import shards
-from preprocessing.layout import ShardingError
+from preprocessing.layout import Layout, Place, ShardingError
 from preprocessing.nsp import FIELDS, draw_pairs, random_draws
 from preprocessing.schema import shard_schema
 from preprocessing.shards import PairOptions, Rows, build_shard, shard_sentences, take_rows
@@ -48,14 +48,29 @@ def test_a_shard_is_the_same_in_any_order_of_arrival() -> None:
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("name", ["doc_id", "title"])
-def test_more_of_ids_or_titles_than_arrow_can_index_is_told(name: str) -> None:
+TOO_MANY_BYTES = r"titles of 2,048 documents have 2\^31 bytes or more: use a greater"
+
+
+def two_gigabytes_of(name: str) -> pa.Table:
+    """2,048 rows that are views of one, of which a column has a megabyte."""
     note, batches = first_pass([document("d")], ONE_SHARD)
     one = rows_of(note, batches, ONLY)
     one = one.set_column(one.schema.get_field_index(name), name, pa.array(["x" * (1 << 20)]))
-    table = pa.concat_tables([one] * (1 << 11))  # views of one megabyte
-    with pytest.raises(ShardingError, match=r"titles of 2,048 documents have 2\^31 bytes or more: use a greater"):
+    return pa.concat_tables([one] * (1 << 11))
+
+
+@pytest.mark.parametrize("name", ["doc_id", "title"])
+def test_more_of_ids_or_titles_than_arrow_can_index_is_told(name: str) -> None:
+    table = two_gigabytes_of(name)
+    with pytest.raises(ShardingError, match=TOO_MANY_BYTES):
         take_rows(table, np.arange(len(table)))
+
+
+def test_more_of_ids_than_arrow_can_index_is_told_before_they_are_put_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "AT_ONCE", 8)
+    monkeypatch.setattr(Layout, "place", lambda *_: Place(0, ONLY, ""))  # to hash two gigabytes takes a while
+    with pytest.raises(ShardingError, match=TOO_MANY_BYTES):
+        build(two_gigabytes_of("doc_id"))
 
 
 def test_pairs_are_those_of_every_pass_and_a_length_more_changes_none() -> None:
