@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -133,8 +134,9 @@ class Review:
     def _by_run(self, documents: np.ndarray) -> Iterator[tuple[Run, np.ndarray, np.ndarray]]:
         """Some documents by the runs they are in: (run, positions among the documents, rows of the run)."""
         run_of = np.searchsorted(self._first, documents, side="right") - 1
-        for number in np.unique(run_of).tolist():
-            own = np.flatnonzero(run_of == number)
+        by = np.argsort(run_of, kind="stable")
+        numbers, begins = np.unique(run_of[by], return_index=True)
+        for number, own in zip(numbers.tolist(), np.split(by, begins[1:]), strict=False):
             yield self._runs[number], own, documents[own] - self._first[number]
 
     def _alive(self) -> np.ndarray:
@@ -228,13 +230,14 @@ class Review:
         dtype = [("hash", "<u8"), ("document", "<i8"), ("begin", "<u4"), ("end", "<u4"), ("tokens", "<u4")]
         count = 1 + sum(run.lines.num_rows for run in self._runs) // RANGE_RECORDS
         bounds = np.array([number * 2**64 // count for number in range(1, count)], np.uint64)
-        cuts = [
-            [0, *np.searchsorted(_column(run.lines, "hash"), bounds).tolist(), run.lines.num_rows] for run in self._runs
-        ]
-        for number in range(count):
+        cuts = np.zeros((count + 1, len(self._runs)), np.uint32)
+        for number, run in enumerate(self._runs):
+            cuts[1:-1, number] = np.searchsorted(_column(run.lines, "hash"), bounds)
+            cuts[-1, number] = run.lines.num_rows
+        for begins, ends in pairwise(cuts):
             pieces = [
-                run.lines.slice(cut[number], cut[number + 1] - cut[number])
-                for run, cut in zip(self._runs, cuts, strict=True)
+                run.lines.slice(begin, end - begin)
+                for run, begin, end in zip(self._runs, begins.tolist(), ends.tolist(), strict=True)
             ]
             records = np.empty(sum(piece.num_rows for piece in pieces), dtype)
             at = 0

@@ -340,3 +340,12 @@ def test_any_number_of_pairs_may_be_compared() -> None:
     shared = found._shared(np.array([same, different] * 20_000))
     assert (shared[0::2] == 1).all()
     assert (shared[1::2] < 0.1).all()
+
+
+def test_signatures_are_those_of_the_documents_that_are_asked_for_in_whatever_runs_they_lie() -> None:
+    found = signed([(f"d{number}", f"w{number} x y z v{number} u") for number in range(40)], 0.8, units=7)
+    every = np.concatenate([found._signatures(run) for run in found._runs])
+    assert len(np.unique(every, axis=0)) == 40
+    documents = np.random.default_rng(1).integers(0, 40, 200)
+    assert (found._gather(documents) == every[documents]).all()
+    assert found._gather(documents[:0]).shape == (0, every.shape[1])
