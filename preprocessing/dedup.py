@@ -26,7 +26,8 @@ from preprocessing.layout import MIN_ROWS, MIN_VALIDATION_CORPUS, Counts, Edge, 
 from preprocessing.sources import SourceError
 from preprocessing.token_buffer import documents_schema
 
-RANGE_RECORDS = 1 << 20  # lines of one range of hashes, about
+RANGE_RECORDS = 1 << 20  # lines of one range of hashes, or repeated lines of one range of rows, about
+SAMPLED = 256  # of so many repeated lines one is looked at to find ranges of rows
 REPEATS = pa.schema([("row", pa.uint64()), ("begin", pa.uint32()), ("end", pa.uint32())])
 LOST = pa.schema([("row", pa.uint64()), ("reason", pa.uint8())])
 
@@ -59,6 +60,15 @@ def repeated(hashes: np.ndarray, *order: np.ndarray) -> np.ndarray:
 def _column(batch: pa.RecordBatch, name: str) -> np.ndarray:
     column: np.ndarray = batch.column(name).to_numpy()
     return column
+
+
+def _cuts(batches: Sequence[pa.RecordBatch], by: str, bounds: np.ndarray) -> np.ndarray:
+    """Where to cut batches that are ordered by a column, at each bound; uint32 [pieces + 1, batches]."""
+    cuts = np.zeros((len(bounds) + 2, len(batches)), np.uint32)
+    for number, batch in enumerate(batches):
+        cuts[1:-1, number] = np.searchsorted(_column(batch, by), bounds)
+        cuts[-1, number] = batch.num_rows
+    return cuts
 
 
 class Review:
@@ -230,11 +240,7 @@ class Review:
         dtype = [("hash", "<u8"), ("document", "<i8"), ("begin", "<u4"), ("end", "<u4"), ("tokens", "<u4")]
         count = 1 + sum(run.lines.num_rows for run in self._runs) // RANGE_RECORDS
         bounds = np.array([number * 2**64 // count for number in range(1, count)], np.uint64)
-        cuts = np.zeros((count + 1, len(self._runs)), np.uint32)
-        for number, run in enumerate(self._runs):
-            cuts[1:-1, number] = np.searchsorted(_column(run.lines, "hash"), bounds)
-            cuts[-1, number] = run.lines.num_rows
-        for begins, ends in pairwise(cuts):
+        for begins, ends in pairwise(_cuts([run.lines for run in self._runs], "hash", bounds)):
             pieces = [
                 run.lines.slice(begin, end - begin)
                 for run, begin, end in zip(self._runs, begins.tolist(), ends.tolist(), strict=True)
@@ -312,19 +318,41 @@ def reasons_of(rows: np.ndarray, lost: pa.RecordBatch) -> np.ndarray:
     return found
 
 
+def by_row(repeats: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """REPEATS of every range of hashes, merged: no two batches have rows between each other's, nor one row in common.
+
+    Memory: that of one batch, of RANGE_RECORDS or about as many.
+    """
+    count = 1 + sum(batch.num_rows for batch in repeats) // RANGE_RECORDS
+    sample = np.sort(np.concatenate([np.empty(0, np.uint64), *(_column(batch, "row")[::SAMPLED] for batch in repeats)]))
+    bounds = sample[[len(sample) * number // count for number in range(1, count)]]
+    for begins, ends in pairwise(_cuts(repeats, "row", bounds)):
+        places = zip(repeats, begins.tolist(), ends.tolist(), strict=True)
+        pieces = [batch.slice(begin, end - begin) for batch, begin, end in places if begin < end]
+        if pieces:
+            columns = [np.concatenate([_column(piece, name) for piece in pieces]) for name in REPEATS.names]
+            order = np.argsort(columns[0], kind="stable")
+            yield pa.RecordBatch.from_arrays([pa.array(column[order]) for column in columns], schema=REPEATS)
+
+
 def repeats_of(rows: np.ndarray, repeats: Iterable[pa.RecordBatch]) -> np.ndarray:
     """The sentences that go of rows: [repeated lines, 3] of (position in ``rows``, begin, end).
 
-    REPEATS has a batch for each range of hashes, so what is repeated in a shard is gathered from all of them.
+    Args:
+        rows: ascending keys.
+        repeats: as by_row makes them: of most batches no more than the first row and the last are looked at.
     """
-    positions = np.arange(len(rows))
     found = [np.empty((0, 3), np.int64)]
     for batch in repeats:
+        if not batch.num_rows:
+            continue
         keys = _column(batch, "row")
-        begin, end = (np.searchsorted(keys, rows, side=side) for side in ("left", "right"))
+        first, after = np.searchsorted(rows, keys[0]), np.searchsorted(rows, keys[-1], side="right")
+        begin, end = (np.searchsorted(keys, rows[first:after], side=side) for side in ("left", "right"))
         count = end - begin
         # The records of one row lie together: count[i] of them from begin[i] on.
         at = np.repeat(end - np.cumsum(count), count) + np.arange(count.sum())
-        columns = [np.repeat(positions, count), *(_column(batch, name)[at] for name in ("begin", "end"))]
+        positions = np.repeat(np.arange(first, after), count)
+        columns = [positions, *(_column(batch, name)[at] for name in ("begin", "end"))]
         found.append(np.stack([column.astype(np.int64) for column in columns], axis=1))
     return np.concatenate(found)

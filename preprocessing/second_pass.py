@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from preprocessing import files
 from preprocessing.contamination import shares
-from preprocessing.dedup import LOST, REPEATS, Run, reasons_of, repeats_of, review
+from preprocessing.dedup import LOST, REPEATS, Run, by_row, reasons_of, repeats_of, review
 from preprocessing.job import Job, reporting, versions
 from preprocessing.layout import Counts, Edge, Settlement, Span, split_of
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry
@@ -48,8 +48,15 @@ def find_drops(job: Job) -> DropsNote:
     """Between the passes, once every unit is done: write which documents and lines are dropped."""
     with TemporaryDirectory() as folder:
         found = review(list(_runs(job, folder)), job.options.repeats)
-        with files.publish_arrow(job.path(WorkFile.REPEATS), job.work, REPEATS) as writer:
+        by_hash = job.path(WorkFile.REPEATS_BY_HASH)
+        with files.publish_arrow(by_hash, job.work, REPEATS) as writer:
             for batch in found.drop_lines(job.options.min_tokens):
+                writer.write_batch(batch)
+        with (
+            files.open_arrow(files.local_copy(by_hash, folder)) as ranges,
+            files.publish_arrow(job.path(WorkFile.REPEATS), job.work, REPEATS) as writer,
+        ):
+            for batch in by_row([ranges.get_batch(number) for number in range(ranges.num_record_batches)]):
                 writer.write_batch(batch)
         with files.publish_arrow(job.path(WorkFile.LOST), job.work, LOST) as writer:
             writer.write_batch(found.lost_documents())

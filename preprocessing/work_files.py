@@ -30,7 +30,8 @@ class WorkFile(StrEnum):
     BENCHMARK_TEXTS = "benchmark-texts.arrow"  # the texts that these are of: contamination.TEXTS
     FOUND = "found-{unit:05d}.arrow"  # what of a benchmark is in a unit: contamination.FOUND
     LOST = "lost.arrow"  # which documents are dropped: dedup.LOST
-    REPEATS = "repeats.arrow"  # which lines are: dedup.REPEATS
+    REPEATS_BY_HASH = "repeats-by-hash.arrow"  # which lines are, as they are found: dedup.REPEATS
+    REPEATS = "repeats.arrow"  # the same by row
     DROPS_NOTE = "drops.json"  # is there once these two are whole
     SHARD_NOTE = "{shard}.json"  # is there once the shard is whole
     ERROR = "error-{place}"  # what a worker tells the user, since runners pass on exceptions each in their own way

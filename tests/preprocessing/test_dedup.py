@@ -4,6 +4,7 @@ import random
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preprocessing import dedup
-from preprocessing.dedup import Reason, Review, Run, reasons_of, repeats_of, review
+from preprocessing.dedup import REPEATS, Reason, Review, Run, by_row, reasons_of, repeats_of, review
 from preprocessing.fingerprints import RepeatRule, fingerprint, signature, word_sequences
 from preprocessing.layout import Layout
 from preprocessing.shards import PairOptions, Rows, build_shard, lines_of, take_rows, without_lines
@@ -64,7 +65,7 @@ class Corpus:
         chance.shuffle(self.runs)
 
     def rows(self, found: Review, min_tokens: int) -> Rows:
-        repeats = list(found.drop_lines(min_tokens))
+        repeats = by_row(list(found.drop_lines(min_tokens)))
         spans = self.note.spans.get(ONLY, [])
         keys = np.concatenate([np.empty(0, np.uint64), *(span.keys() for span in spans)])
         tables = [self.batches[span.unit, span.batch].slice(span.begin, span.end - span.begin) for span in spans]
@@ -164,6 +165,51 @@ def test_every_reason_is_counted_by_source() -> None:
         "repeated/books/sentences": 4,
         "repeated/books/tokens": 12,
     }
+
+
+def ranges_of_repeats(generator: np.random.Generator, ranges: int, lines: int) -> list[pa.RecordBatch]:
+    """REPEATS as drop_lines tells them: in some ranges up to so many lines, of rows anywhere, each with two or more."""
+    made = []
+    for _ in range(ranges):
+        rows = np.sort(generator.integers(0, 40, generator.integers(1, lines + 1)).repeat(2)).astype(np.uint64)
+        begins = generator.integers(0, 99, len(rows)).astype(np.uint32)
+        made.append(pa.RecordBatch.from_arrays([*map(pa.array, (rows, begins, begins + 1))], schema=REPEATS))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_search_in_merged_repeats_finds_what_a_search_in_every_range_does(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedup, "RANGE_RECORDS", 1 + 7 * seed)
+    monkeypatch.setattr(dedup, "SAMPLED", 1 + seed % 5)
+    generator = np.random.default_rng(seed)
+    ranges = ranges_of_repeats(generator, ranges=seed, lines=12)
+    merged = list(by_row(ranges))
+    told = [batch["row"].to_numpy() for batch in merged]
+    assert all(before[-1] < after[0] for before, after in pairwise(told))
+    assert all((np.diff(rows.astype(np.int64)) >= 0).all() for rows in told)
+    rows = np.flatnonzero(generator.random(45) < 0.5).astype(np.uint64)
+    naive = [
+        (position, line["begin"], line["end"])
+        for position, row in enumerate(rows.tolist())
+        for batch in ranges
+        for line in batch.to_pylist()
+        if line["row"] == row
+    ]
+    assert sorted(map(tuple, repeats_of(rows, merged).tolist())) == sorted(naive)
+    assert sorted(map(tuple, repeats_of(rows, ranges).tolist())) == sorted(naive), "as an older version left them"
+
+
+def test_merged_repeats_lie_in_batches_of_about_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dedup, "RANGE_RECORDS", 100)
+    monkeypatch.setattr(dedup, "SAMPLED", 4)
+    rows = np.sort(np.random.default_rng(1).integers(0, 2**40, (10, 1000), np.uint64) << np.uint64(7), axis=1)
+    ends = pa.array(np.ones(1000, np.uint32))
+    merged = list(by_row([pa.RecordBatch.from_arrays([pa.array(own), ends, ends], schema=REPEATS) for own in rows]))
+    assert sum(batch.num_rows for batch in merged) == 10_000
+    assert 95 <= len(merged) <= 101
+    assert max(batch.num_rows for batch in merged) < 200
 
 
 def test_a_line_is_not_dropped_for_a_copy_that_is_dropped_itself() -> None:
