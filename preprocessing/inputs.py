@@ -21,7 +21,7 @@ UNIT_BYTES = 4 << 20  # inputs this small are read together, so that a thousand 
 # Units of a large corpus are larger: in the end each has two files mapped, and Linux lets a process map 65,530.
 MOST_UNITS = 1 << 13  # or about twice as many, where neighbours don't fit together
 PART_BYTES = 32 << 20  # of a file, as it lies, that can be read in parts
-LARGE_BYTES = 1 << 30  # that one process reads in a while, of which is told
+LARGE_BYTES = 1 << 30  # that one process reads in a while, of which is told: of one file, or of several in all
 # What a job writes, which a glob may match; the rest of a path is its shard directory.
 _MADE = re.compile(r"(.*)/(?:tokenizer/[^/]+|(?:job|manifest)\.json|(?:validation-)?shard-\d+-of-\d+\.arrow)")
 # Plain bytes to a compressed one: rough figures, good enough to choose how much is read at once and how many shards.
@@ -233,10 +233,14 @@ def located(units: Iterable[Unit], note: Callable[[str], None]) -> list[Unit]:
     units = list(units)
     parts = [file for unit in units for file in unit.inputs if file.part and SOURCES[file.source].starts]
     moved: dict[Input, Input] = {}
-    for (source, path), group in groupby(parts, key=lambda file: (file.source, file.path)):
-        own = list(group)
-        if own[0].bytes > LARGE_BYTES:
-            note(f"{path}: counting its documents, which are named by their number: {own[0].bytes / 1e9:.1f} GB")
+    groups = [list(group) for _, group in groupby(parts, key=lambda file: (file.source, file.path))]
+    size = sum(own[0].bytes for own in groups)
+    if size > LARGE_BYTES:
+        path, alone = groups[0][0].path, len(groups) == 1
+        which = f"{path}: counting its" if alone else f"{counted(len(groups), 'file')}, such as {path}: counting their"
+        note(f"{which} documents, which are named by their number: {size / 1e9:.1f} GB")
+    for own in groups:
+        source, path = own[0].source, own[0].path
         with files.open_raw(path) as raw:
             starts = SOURCES[source].starts
             assert starts is not None

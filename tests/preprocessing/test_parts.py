@@ -230,9 +230,14 @@ def test_files_are_located_each_by_itself(tmp_path: Path, monkeypatch: pytest.Mo
     ids = [document.doc_id for unit in documents for document in unit if isinstance(document, Document)]
     assert ids == [f"{name}.jsonl#{row}" for name, rows in (("a", 30), ("b", 1), ("c", 30)) for row in range(rows)]
     assert sum(map(bool, documents)) > 10
-    monkeypatch.setattr("preprocessing.inputs.LARGE_BYTES", 300)
+    size = sum((tmp_path / f"{name}.jsonl").stat().st_size for name in "ac")
+    monkeypatch.setattr("preprocessing.inputs.LARGE_BYTES", size)
     assert located(units, told.append) == moved
-    assert [line.partition(":")[0] for line in told] == [str(tmp_path / "a.jsonl"), str(tmp_path / "c.jsonl")]
+    assert told == []
+    monkeypatch.setattr("preprocessing.inputs.LARGE_BYTES", size - 1)
+    assert located(units, told.append) == moved
+    (line,) = told
+    assert line.startswith(f"2 files, such as {tmp_path / 'a.jsonl'}: counting their documents, which are named by")
 
 
 @pytest.mark.parametrize("source", OPTIONS)
