@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from math import ceil
 from typing import Any, NamedTuple
 from unicodedata import unidata_version
 
@@ -25,6 +26,8 @@ from preprocessing.tokenization import parse_vocabulary
 from preprocessing.work_files import WORK, WorkFile
 
 SHARD_BYTES = 64 << 20  # tokens of a shard
+MOST_SHARDS = 2000  # of a split; then they get larger, as every one is gathered from all units
+FULL_SHARD = 1 << 29  # tokens of a shard that gets no larger: a quarter of what it can hold, as sizes are rough
 BYTES_PER_TOKEN = 4.5  # of plain text; a rough figure, good enough to choose the number of shards
 DOCUMENTS_PER_SHARD = 32  # fewer are no random sample, and might leave a shard without a second document
 VERSIONS = (
@@ -99,12 +102,13 @@ class Job:
 
 def choose_layout(inputs: Sequence[Input], options: Options, vocab_size: int) -> Layout:
     """How many shards: a pure function of the options and the inputs' sizes."""
-    text = sum(text_bytes(file) for file in inputs)
-    token_bytes = text / BYTES_PER_TOKEN * int(token_type(vocab_size).bit_width) / 8
+    tokens = sum(text_bytes(file) for file in inputs) / BYTES_PER_TOKEN
+    token_bytes = tokens * int(token_type(vocab_size).bit_width) / 8
     documents = sum(_documents(file, options.read) for file in inputs)
 
     def shards(share: float) -> int:
-        return max(1, min(round(token_bytes * share / SHARD_BYTES), int(documents * share) // DOCUMENTS_PER_SHARD))
+        by_size = min(round(token_bytes * share / SHARD_BYTES), max(MOST_SHARDS, ceil(tokens * share / FULL_SHARD)))
+        return max(1, min(by_size, int(documents * share) // DOCUMENTS_PER_SHARD))
 
     held_out = options.validation_fraction
     return Layout(

@@ -338,7 +338,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--num-shards",
         type=whole_number(1, 99_999),
         metavar="N",
-        help="training shards (default: by the size of the inputs, about 64 MB of tokens each)",
+        help="training shards (default: by the size of the inputs, about 64 MB of tokens each; from 2,000 on larger)",
     )
     output.add_argument(
         "--document-timeout",

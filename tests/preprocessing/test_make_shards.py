@@ -26,8 +26,8 @@ from preprocessing import inspect, launch, second_pass, train_vocab, transforms
 from preprocessing.encoder import EncoderError
 from preprocessing.fingerprints import RepeatRule
 from preprocessing.inputs import Input
-from preprocessing.job import Job, choose_layout, versions
-from preprocessing.layout import Settlement, ShardingError
+from preprocessing.job import BYTES_PER_TOKEN, FULL_SHARD, SHARD_BYTES, Job, choose_layout, versions
+from preprocessing.layout import MAX_SHARD_TOKENS, Settlement, ShardingError
 from preprocessing.make_shards import main
 from preprocessing.options import _OTHERS_NAMES, EPILOG, Arguments, Options, VocabularyRule, parse, parser
 from preprocessing.output import JobError, JobFailedError
@@ -691,6 +691,23 @@ def test_the_number_of_shards_is_a_function_of_sizes() -> None:
     assert 200 < train_shards(*huge, books_format="google") < 600
     assert choose_layout([dump], parsed("--validation-fraction", "0").options, 30522).validation_shards == 0
     assert choose_layout([dump], parsed("--num-shards", "7").options, 30522).train_shards == 7
+
+
+@pytest.mark.parametrize("entries", [30522, 100_000])
+def test_of_much_text_there_are_two_thousand_shards_until_they_are_full(entries: int) -> None:
+    asked = parsed("--validation-fraction", "0.01").options
+    found = []
+    for gigabytes in range(50, 12_001, 50):
+        layout = choose_layout([Input("jsonl", "a.jsonl", gigabytes * 10**9, "/x")], asked, entries)
+        tokens = 0.99 * gigabytes * 1e9 / BYTES_PER_TOKEN
+        of_64_mb = round(tokens * (2 if entries == 30522 else 4) / SHARD_BYTES)
+        assert layout.train_shards == of_64_mb or (layout.train_shards >= 2000 and of_64_mb > 2000)
+        assert tokens / layout.train_shards <= FULL_SHARD < MAX_SHARD_TOKENS / 3
+        assert 1 <= layout.validation_shards <= 2000
+        found.append(layout.train_shards)
+    assert found == sorted(found)
+    assert found.count(2000) > 75
+    assert found[-1] > 4000
 
 
 @pytest.mark.parametrize("too_many", [-1, 1])
