@@ -18,7 +18,7 @@ from preprocessing.layout import Layout, ShardingError
 from preprocessing.options import Options
 from preprocessing.output import DISK_FULL, UNAVAILABLE
 from preprocessing.schema import FORMAT_VERSION, Vocabulary, token_type
-from preprocessing.sources import ReadOptions, SourceError, StorageError
+from preprocessing.sources import DamagedError, ReadOptions, SourceError, StorageError
 from preprocessing.sources.registry import ARTICLE_BYTES, SOURCES
 from preprocessing.storage_errors import comes_of_passing, is_full, reason
 from preprocessing.terminal import in_line
@@ -150,7 +150,8 @@ def reporting(job: Job, place: str) -> Iterator[None]:
     try:
         yield
     except (EncoderError, SourceError, ShardingError, StorageError) as error:
-        lasting = WorkFile.STORAGE_ERROR if isinstance(error, StorageError) else WorkFile.ERROR
+        users = WorkFile.DAMAGE_ERROR if isinstance(error, DamagedError) else WorkFile.ERROR
+        lasting = WorkFile.STORAGE_ERROR if isinstance(error, StorageError) else users
         kind = WorkFile.PASSING_ERROR if comes_of_passing(error) else lasting
         # In it may be a path that is not UTF-8.
         files.write_text(job.path(kind, place=place), in_line(str(error)), job.work)

@@ -146,6 +146,9 @@ def begin(
             state: State = "new"
         else:
             state = inspect(job.output, description, arguments.vocabulary)
+            if state == "failed":
+                clear(job.output, names, needed=arguments.vocabulary)
+                state = "new"
         if state == "finished":
             if not files.is_remote(job.output):
                 ShardDirectory(job.output)
@@ -153,8 +156,9 @@ def begin(
             return state
         if state == "new":
             clear_work(job.output)
-            text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
-            files.write_text(files.join(job.output, JOB), text, job.work)
+        # Also of an interrupted job, which may go on with another --on-error.
+        text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
+        files.write_text(files.join(job.output, JOB), text, job.work)
         if vocabulary is not None:
             _write_vocabulary(job, vocabulary)
         if benchmark is not None:

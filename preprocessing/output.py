@@ -22,10 +22,11 @@ from typing import Any, Literal
 from preprocessing import files
 from preprocessing.layout import VALIDATION_PREFIX, shard_name, split_of
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardError
+from preprocessing.sources import DEFAULTS
 from preprocessing.status import is_dir
 from preprocessing.storage_errors import is_full, is_refused, reason
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
-from preprocessing.work_files import LOCK, is_work_file
+from preprocessing.work_files import LOCK, WORK, WorkFile, is_work_file
 
 JOB = "job.json"
 FAILED = 1  # exit code of a JobFailedError
@@ -33,7 +34,7 @@ _TOKENIZER_FILES = frozenset(f"{TOKENIZER}/{name}" for name in (VOCABULARY_FILE,
 _SHARD = re.compile(rf"(?:{VALIDATION_PREFIX})?shard-([0-9]{{5,18}})-of-[0-9]+\.arrow")
 DISK_FULL = "{}: disk full or quota reached; free some space and run the same command to resume"
 UNAVAILABLE = "{}: can't be written or read ({}); once it can, the same command goes on"
-State = Literal["new", "interrupted", "finished"]
+State = Literal["new", "interrupted", "failed", "finished"]
 
 
 class JobError(ValueError):
@@ -68,7 +69,7 @@ def reaching(output: str) -> Iterator[None]:
 
 
 def inspect(output: str, description: dict[str, Any], vocabulary: str | None = None) -> State:
-    """What the same command finds in the output directory.
+    """What the same command finds in the output directory; "failed" is another job that damaged inputs have ended.
 
     Args:
         output: the directory.
@@ -90,6 +91,9 @@ def inspect(output: str, description: dict[str, Any], vocabulary: str | None = N
         raise JobError(_foreign(output, present))
     cut_elsewhere = not finished and old.get("units") != description["units"]
     description = description | {"units": old.get("units")}
+    failing = _failing_on_damage(description)
+    if not finished and old.get("options") == failing["options"]:
+        description = failing  # what is done had no damage, or would not be done: who skips it makes the same of it
     if finished:
         # A later version of a library does not unmake a finished job.
         description = description | {"versions": old.get("versions")}
@@ -100,10 +104,23 @@ def inspect(output: str, description: dict[str, Any], vocabulary: str | None = N
     )
     if cut_elsewhere:
         differs = differs or "its inputs were cut in other places, as another version of this program does"
+    if differs and not finished and any(map(_tells_damage, present)):
+        return "failed"
     if differs:
         whose = "another job's output" if finished else "another job, interrupted"
         raise JobError(f"{output}: holds {whose}: {differs}; {advice}")
     return "finished" if finished else "interrupted"
+
+
+def _failing_on_damage(description: dict[str, Any]) -> dict[str, Any]:
+    """The description of the same job without --on-error."""
+    options = description["options"]
+    return description | {"options": options | {"read": options["read"] | {"on_error": DEFAULTS.on_error}}}
+
+
+def _tells_damage(name: str) -> bool:
+    folder, _, name = name.partition("/")
+    return folder == WORK and WorkFile.DAMAGE_ERROR.fits(name)
 
 
 def check_ours(output: str) -> None:

@@ -12,6 +12,7 @@ from preprocessing.sources import (
     MAX_LINES,
     MAX_TITLE,
     Damaged,
+    DamagedError,
     Document,
     Item,
     ReadOptions,
@@ -38,7 +39,7 @@ def read_inputs(
         wanted: asked with a document's id before work is spent on it.
 
     Raises:
-        SourceError: a file is damaged, or something in it, unless that is to be skipped. Names the file by its path.
+        DamagedError: a file is damaged, or something in it, unless that is to be skipped. Names the file by its path.
         StorageError: a file's storage fails, which is never skipped: it would be there the next time.
     """
     for file in inputs:
@@ -47,7 +48,7 @@ def read_inputs(
                 yield _settled(item, options)
         except SourceError as error:
             if options.on_error == "fail":
-                raise SourceError(_with_path(str(error), file)) from error
+                raise DamagedError(_with_path(str(error), file)) from error
             yield Skipped(file.name, file.source, "damaged")
 
 

@@ -78,9 +78,11 @@ def _told(job: Job, error: Exception, why_a_worker_died: Callable[[], str | None
         if reason := job.left_error(WorkFile.PASSING_ERROR):
             return JobFailedError(reason)
         if reason := job.left_error(WorkFile.ERROR):
-            # What is wrong with the inputs or the options changes with them, and so what was made is of no use.
-            with contextlib.suppress(OSError):  # what stays is told by the next command
-                clear(job.output)
+            # What is wrong with the inputs or the options changes with them, and so what was made is of no use: but to
+            # the same command that skips what is damaged, and any other one removes it (output.inspect).
+            if not job.left_error(WorkFile.DAMAGE_ERROR):
+                with contextlib.suppress(OSError):  # what stays is told by the next command
+                    clear(job.output)
             return SourceError(reason)
     # For a worker could not leave it where nothing can be written.
     if number := _number(error, _FAILING) or _number_at(job.output, error):

@@ -35,6 +35,7 @@ class WorkFile(StrEnum):
     DROPS_NOTE = "drops.json"  # is there once these two are whole
     SHARD_NOTE = "{shard}.json"  # is there once the shard is whole
     ERROR = "error-{place}"  # what a worker tells the user, since runners pass on exceptions each in their own way
+    DAMAGE_ERROR = "error-damage-{place}"  # of those, that an input is damaged: what is done is right all the same
     STORAGE_ERROR = "error-storage-{place}"  # that nothing more can be written, or an input is gone or another
     PASSING_ERROR = "error-passing-{place}"  # that the output's storage fails or an input's, which may pass
     STUCK_ERROR = "error-stuck-{place}"  # that a document takes for ever

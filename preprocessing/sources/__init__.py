@@ -54,6 +54,10 @@ class SourceError(ValueError):
     """An input that can't be read. The message names the file and what to do."""
 
 
+class DamagedError(SourceError):
+    """An input that is damaged, or something in it, which --on-error skip would pass over."""
+
+
 class MissingInputError(SourceError):
     """A path or a glob that matches no file."""
 

@@ -22,10 +22,15 @@ from typing import Any
 import pytest
 import zstandard
 
-from preprocessing import files, first_pass, launch
+from preprocessing import files, first_pass, launch, transforms
 from preprocessing.inputs import Input
+from preprocessing.job import Job, describe
+from preprocessing.layout import Layout
+from preprocessing.options import parse
+from preprocessing.output import JobError, inspect
 from preprocessing.reading import read_inputs
-from preprocessing.schema import ShardDirectory
+from preprocessing.schema import ShardDirectory, Vocabulary
+from preprocessing.second_pass import DropsNote
 from preprocessing.sources import MAX_DOCUMENT, Document, Part, ReadOptions, Skipped, SourceError, StorageError
 from tests.conftest import ROOT
 from tests.preprocessing.maker import Maker, contents, rows
@@ -57,7 +62,56 @@ def test_damage_is_told_with_file_and_offset(make: Maker, damaged: Path, tmp_pat
     said = make.error(tmp_path / "out", "--wikipedia", damaged)
     assert "dump.xml.bz2: damaged before byte" in said
     assert "in the bzip2 stream that begins at byte" in said
-    assert not list(tmp_path.glob("out/*"))
+
+
+def test_what_is_done_when_an_input_is_damaged_is_of_use_to_the_same_command_that_skips_it_and_to_no_other(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preprocessing.inputs.UNIT_BYTES", 1)  # each file is read alone
+    good, bad, output = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "out"
+    good.write_text("".join(json.dumps({"text": text(number)}) + "\n" for number in range(40)))
+    bad.write_text('{"text": "cut\n')
+    asked = ("--jsonl", good, bad, "--num-shards", 2)
+    make(tmp_path / "whole", *asked, "--on-error", "skip")
+    kept: list[int] = []
+    find_drops = transforms.find_drops
+
+    def drops(job: Job) -> DropsNote:
+        kept.append(Path(job.unit_files(0).tokens).stat().st_ino)
+        return find_drops(job)
+
+    monkeypatch.setattr(transforms, "find_drops", drops)
+
+    said = make.error(output, *asked)
+    assert "b.jsonl#0: not a JSON object" in said
+    done = (output / ".work" / "tokens-00000.arrow").stat()
+    assert make.error(output, *asked) == said
+    make(output, *asked, "--on-error", "skip")
+    assert kept[-1] == done.st_ino
+    assert contents(output) == contents(tmp_path / "whole")
+    assert (output / "job.json").read_text() == (tmp_path / "whole" / "job.json").read_text()
+
+    make.error(output, *asked, "--overwrite")
+    make(output, "--books", books / "*.txt", "--num-shards", 2)  # in whose way nothing stands
+    make(tmp_path / "books", "--books", books / "*.txt", "--num-shards", 2)
+    assert contents(output) == contents(tmp_path / "books")
+    assert make.error(output, *asked).endswith("use --overwrite to replace it, or another directory")
+
+
+def test_what_skips_damage_is_no_beginning_of_a_job_that_fails_at_it(tmp_path: Path) -> None:
+    options = ["--books", "x", "--vocab", "v", "--output", "o"]
+    skips, fails = (
+        describe(
+            Job(str(tmp_path), parse([*options, *more]).options, Vocabulary(1, "", True), Layout(1, 2, 1, 0.1), 3), []
+        )
+        for more in (["--on-error", "skip"], [])
+    )
+    (tmp_path / "job.json").write_text(json.dumps(fails))
+    assert inspect(str(tmp_path), skips) == inspect(str(tmp_path), fails) == "interrupted"
+    (tmp_path / "job.json").write_text(json.dumps(skips))
+    assert inspect(str(tmp_path), skips) == "interrupted"
+    with pytest.raises(JobError, match=r"options\.read\.on_error was skip there and is fail here"):
+        inspect(str(tmp_path), fails)
 
 
 def test_damage_is_skipped_and_counted_when_asked(make: Maker, damaged: Path, tmp_path: Path) -> None:

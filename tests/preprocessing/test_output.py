@@ -400,7 +400,13 @@ def test_all_that_a_job_may_leave_in_its_work_folder_goes_with_it_and_nothing_el
     units += [path for unit in (3, 100_000) for path in job.unit_files(unit)]
     corpus = [WorkFile.VOCABULARY, WorkFile.BENCHMARK_SEQUENCES, WorkFile.BENCHMARK_TEXTS, WorkFile.LOST,
               WorkFile.REPEATS_BY_HASH, WorkFile.REPEATS, WorkFile.DROPS_NOTE]  # fmt: skip
-    of_places = [WorkFile.ERROR, WorkFile.STORAGE_ERROR, WorkFile.PASSING_ERROR, WorkFile.STUCK_ERROR]
+    of_places = [
+        WorkFile.ERROR,
+        WorkFile.DAMAGE_ERROR,
+        WorkFile.STORAGE_ERROR,
+        WorkFile.PASSING_ERROR,
+        WorkFile.STUCK_ERROR,
+    ]
     errors = [job.path(kind, place=place) for kind in of_places for place in places]
     notes = [job.path(WorkFile.SHARD_NOTE, shard=shard) for shard in shards]
     for path in (*units, *map(job.path, corpus), *errors, *notes):
