@@ -135,6 +135,7 @@ class Parts:
             except Exception as error:
                 traceback.print_exc()
                 record["error"] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            self._write()  # for what follows may end the process too
             try:
                 release()  # only here nothing holds the frames of a failed part, and their tensors, any more
                 del record["lost"]

@@ -180,7 +180,8 @@ def _wait_in_collectives(patience: timedelta) -> None:
     that hangs be killed with them before it has said where.
     """
     _groups.default_pg_timeout = _groups.default_pg_nccl_timeout = patience
-    getattr(torch.distributed, "set_timeout", _groups._set_pg_timeout)(patience)  # the latter is torch 2.11's
+    set_timeout = getattr(_groups, "set_timeout", None) or _groups._set_pg_timeout  # which is torch 2.11's
+    set_timeout(patience)
 
 
 def device_kind() -> torch.device:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from cluster.checkup.asking import ask
 from cluster.checkup.findings import Finding, judge
 from trainer.attention import dropped_of_65536, is_modern, scale_of_kept
 from trainer.model import BertConfig, Layer, initialize
@@ -48,10 +49,7 @@ def check_kernels() -> Iterator[Finding]:
     if not torch.cuda.is_available() or not find_spec("triton"):
         return
     try:
-        told = subprocess.run(  # noqa: S603
-            [sys.executable, "-m", __name__], capture_output=True, encoding="utf-8", errors="replace",
-            timeout=_PATIENCE, check=True,
-        ).stdout  # fmt: skip
+        told = ask([sys.executable, "-m", __name__], _PATIENCE)
     except subprocess.TimeoutExpired:
         yield Finding("kernels", "wrong", f"kernels of our own take more than {_PATIENCE} s", _ADVICE)
         return

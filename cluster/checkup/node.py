@@ -18,6 +18,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from cluster.checkup.asking import ask
 from cluster.checkup.findings import Finding, judge
 from preprocessing.status import entries
 from trainer.lineage import installed_version
@@ -29,7 +30,6 @@ _VERBS = "libibverbs.so.1"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  that is what is looked at
 _CONTAINER = Path("/sys/fs/cgroup")  # its own limits, in a container
 _OPEN_FILES = {"wrong": 1024, "warning": 4096}
-_PATIENCE = 30  # seconds for a program that is asked
 _NO_DEVICES = "No devices were found"  # nvidia-smi's words, and exit code 6, where SLURM hides them from a job
 _BUSY_MEMORY = 0.05  # of a GPU, in use by somebody else
 _GPU_FIELDS = (
@@ -114,7 +114,7 @@ def check_gpus() -> Iterator[Finding]:
         yield judge("gpus", found, "Without GPUs ranks run on the CPU: for tests only.", warning=not visible)
         return
     try:
-        lines = _ask([smi, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]).splitlines()
+        lines = ask([smi, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]).splitlines()
     except (OSError, subprocess.SubprocessError) as error:
         reason = _reason(error)
         none = "No GPU is given to this job: ask for them (--gpus-per-node, --gres)."
@@ -303,18 +303,6 @@ def _limit_of_container(name: str) -> list[str]:
         return (_CONTAINER / name).read_text().split()
     except OSError:
         return ["max"]
-
-
-def _ask(command: list[str]) -> str:
-    """What a program prints.
-
-    Raises:
-        OSError: it can't be started.
-        SubprocessError: it fails, or takes too long.
-    """
-    return subprocess.run(  # noqa: S603
-        command, capture_output=True, encoding="utf-8", errors="replace", timeout=_PATIENCE, check=True
-    ).stdout
 
 
 def _reason(error: Exception) -> str:

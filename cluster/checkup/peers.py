@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from cluster.checkup.asking import ask
 from cluster.checkup.findings import Finding, Placed, judge
 from cluster.checkup.speed import judge_speeds, measure_speeds
 from cluster.checkup.storage import advice_for, remove, write_synced
@@ -98,11 +99,8 @@ def _slurm_meeting(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _first_node(environment: Mapping[str, str]) -> str:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    command = ["scontrol", "show", "hostnames", nodes]
     try:
-        told = subprocess.run(  # noqa: S603
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=True
-        ).stdout
+        told = ask(["scontrol", "show", "hostnames", nodes])
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"scontrol doesn't say which nodes {nodes!r} are ({error}); set MASTER_ADDR") from error
     if not (names := told.split()):

@@ -58,13 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         judging = partial(judge, run, arguments.job, arguments.exit_code, arguments.crashes, time.time())
         verdict, reason = patiently(judging, run.path)
-    except (
-        CheckpointError,
-        DamagedFileError,
-        UnavailableError,
-        OSError,
-    ) as error:  # a full disk too, which may be what it crashed of
-        verdict, reason = Verdict.GIVE_UP, str(error)
+    except (CheckpointError, DamagedFileError, UnavailableError, OSError) as error:
+        verdict, reason = Verdict.GIVE_UP, str(error)  # of a full disk too, which may be what it crashed of
     words = {Verdict.DONE: "done", Verdict.REQUEUE: "will be restarted", Verdict.GIVE_UP: "given up"}
     nodes = os.environ.get("SLURM_JOB_NODELIST") if verdict != Verdict.DONE else None  # one of which may be to blame
     print(f"{run.path}: {words[verdict]}: {reason}" + (f"; it ran on {nodes}" if nodes else ""), file=sys.stderr)

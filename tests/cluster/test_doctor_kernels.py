@@ -6,14 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from packaging.version import Version
 
 from cluster.checkup import kernels
 from cluster.checkup.kernels import check_kernels
 from tests.conftest import ROOT
+from tests.trainer.conftest import need_interpreter
 
 PROGRAM = """
 import dataclasses, json, sys
@@ -43,9 +42,7 @@ print(json.dumps(dataclasses.asdict(_judge(found))))
     ("", None), ("scores", "attention.qkv"), ("dropout", "the share of weights with dropout, up to 128 tokens"),
 ])  # fmt: skip
 def test_they_agree_with_the_formula_or_what_is_off_is_named(mistake: str, named: str | None):
-    triton = pytest.importorskip("triton", reason="needs triton, which torch has on Linux for x86 and NVIDIA's GPUs")
-    if Version(triton.__version__) < Version("3.7") and Version(np.__version__) >= Version("2.4"):
-        pytest.skip("the interpreter of Triton before 3.7, which torch before 2.12 has, needs numpy before 2.4")
+    need_interpreter()
     environment = {**os.environ, "TRITON_INTERPRET": "1", "DS_ACCELERATOR": "cpu"}
     command = [sys.executable, "-c", PROGRAM, mistake]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from packaging.version import Version
 
 from tests.ranks import run_ranks
 from tests.trainer.shard_factory import write_shards
@@ -50,6 +52,13 @@ enabled = false
 # Changes of ds_config.json under which another number of ranks gives the same curve within a few float32 roundings.
 # In bf16 such a rounding may become one of bf16, 65,536 times as large, on one processor and not on another.
 FLOAT32 = {"bf16": None, "data_types": None}
+
+
+def need_interpreter() -> None:
+    """Skip a test of kernels where Triton can't interpret them on a CPU."""
+    triton = pytest.importorskip("triton", reason="needs triton, which torch has on Linux for x86 and NVIDIA's GPUs")
+    if Version(triton.__version__) < Version("3.7") and Version(np.__version__) >= Version("2.4"):
+        pytest.skip("the interpreter of Triton before 3.7, which torch before 2.12 has, needs numpy before 2.4")
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,10 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
-from packaging.version import Version
 
-from tests.trainer.conftest import ROOT
+from tests.trainer.conftest import ROOT, need_interpreter
 from trainer import preflight, pretrain
 from trainer.config import load_recipe
 from trainer.preflight import why_not_fused
@@ -38,9 +36,7 @@ def run_cases(of: str, which: str, **environment: str) -> None:
     [("fused_attention", ""), ("fused", "not slow"), pytest.param("fused", "slow", marks=pytest.mark.slow)],
 )
 def test_kernels_compute_the_formulas(of, which):
-    triton = pytest.importorskip("triton", reason="needs triton, which torch has on Linux for x86 and NVIDIA's GPUs")
-    if Version(triton.__version__) < Version("3.7") and Version(np.__version__) >= Version("2.4"):
-        pytest.skip("the interpreter of Triton before 3.7, which torch before 2.12 has, needs numpy before 2.4")
+    need_interpreter()
     run_cases(of, which, TRITON_INTERPRET="1", DS_ACCELERATOR="cpu")
 
 
