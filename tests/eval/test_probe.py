@@ -178,6 +178,22 @@ def test_tokens_are_counted_in_the_training_part(shards: Path, chunk: int, monke
     assert count_tokens(directory).tolist() == [expected[token] for token in range(64)]
 
 
+def test_of_a_large_text_stretches_from_here_and_there_are_counted(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same ones each time, of all shards, and not their beginnings alone."""
+    directory = ShardDirectory(shards)
+    whole = count_tokens(directory)
+    monkeypatch.setattr("eval.probe._CHUNK", 4)
+    monkeypatch.setattr("eval.probe._MOST_CHUNKS", 64)
+    part = count_tokens(directory)
+    assert 60 * 4 < part.sum() <= 64 * 4 < whole.sum() / 4
+    assert (part <= whole).all()
+    assert (count_tokens(directory) == part).all()
+    first = directory.shard(directory.manifest.split("train")[0])
+    assert (part != np.bincount(first.tokens[: part.sum()], minlength=64)).any()
+
+
 def test_masks_are_filled_as_transformers_would(export: Path, shards: Path, model: BertForPreTraining) -> None:
     tokenizer = load_tokenizer(shards / "tokenizer")
     sentences = [f"word3 {MASK} word10 word11", f"{MASK} word1 {MASK}."]
