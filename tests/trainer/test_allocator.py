@@ -44,11 +44,13 @@ from trainer.allocator import bound_kernel_caches
 if sys.argv[1] == "bound":
     bound_kernel_caches()
 torch.set_num_threads(1)
-tokens, weight = torch.ones(1200, 256, dtype=torch.bfloat16), torch.ones(1024, 256, dtype=torch.bfloat16)
-tokens @ weight.T
+tokens, *weights = (torch.ones(n, 256, dtype=torch.bfloat16) for n in (1200, 256, 192))
+for weight in weights:
+    tokens @ weight.T
 before = psutil.Process().memory_info().rss
-for i in range(1, 900):
-    tokens[: 7 * i % 1200] @ weight.T
+for i in range(1, 1200):  # more shapes than torch keeps by itself
+    for weight in weights:
+        tokens[:i] @ weight.T
 print(psutil.Process().memory_info().rss - before)
 """
 
