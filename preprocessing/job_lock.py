@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 from preprocessing import files
-from preprocessing.locks import holder, lock_file, wait_and_lock
+from preprocessing.locks import holder, is_open_at, lock_file, wait_and_lock
 from preprocessing.output import JobFailedError, cannot_be
 from preprocessing.status import exists, make_folder
 from preprocessing.storage_errors import is_full, reason
@@ -81,7 +80,7 @@ def _lock(path: Path, note: Callable[[str], None]) -> ExitStack:
             file = _open(path, opened)
             try:
                 held = wait_and_lock(file, PATIENCE, wait)
-                is_there = _is_open_at(path, file.fileno())
+                is_there = is_open_at(path, file)
             except OSError as error:
                 if waited_for:  # and nobody can tell whether that has ended
                     raise refused(waited_for[-1]) from error
@@ -106,13 +105,6 @@ def _open(path: Path, opened: ExitStack) -> TextIO:
             attempts += 1
             if attempts == _ATTEMPTS:
                 raise
-
-
-def _is_open_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _remove(output: Path) -> None:

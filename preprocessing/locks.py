@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any, TextIO
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without locks answer
 _INTERVAL = 0.5  # seconds between two tries
@@ -57,6 +57,14 @@ def try_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bo
             raise
         return None
     return True
+
+
+def is_open_at(path: Path, file: IO[Any]) -> bool:
+    """Whether a file has its name still: who held its lock before may have removed or renamed it."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def wait_and_lock(

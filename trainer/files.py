@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from preprocessing.locks import try_lock
+from preprocessing.locks import is_open_at, try_lock
 from preprocessing.status import exists
 
 _STRETCH = 1 << 16  # bytes that are read at once, where the end of a file's last line is looked for
@@ -42,7 +42,7 @@ def _alone(path: Path) -> Iterator[BinaryIO]:
         file = path.open("ab")
         try:
             try_lock(file.fileno(), wait=True)
-            if not _is_at(path, file):  # who held it has given it another name
+            if not is_open_at(path, file):  # who held it has given it another name
                 continue
             file.truncate(0)
             yield file
@@ -50,13 +50,6 @@ def _alone(path: Path) -> Iterator[BinaryIO]:
         finally:
             with contextlib.suppress(OSError):  # what a network's disk tells here is of no account: all was synced
                 file.close()
-
-
-def _is_at(path: Path, file: BinaryIO) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
 
 
 def sync(path: Path) -> None:
