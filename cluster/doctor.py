@@ -25,11 +25,12 @@ from cluster.checkup.node import check_node
 from cluster.checkup.peers import UsageError, check_names, check_peers, collect, joined, read_launch
 from cluster.checkup.speed import judge_speeds, measure_speeds
 from cluster.checkup.storage import check_space, check_writing
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, number
 from preprocessing.terminal import print_result, tell_error
 from trainer.paths import parse_path
 
 NEED_GB = 50.0  # of a run, where nothing is said
+_positive = number("a number above 0 and up to 1e9", lambda found: 0 < found <= 1e9)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,16 +110,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if arguments.need_gb and arguments.shared is None:
         parser.error("--need-gb: in which folder? name it by --shared")
     return arguments
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1e9")
-    return value
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from eval.readers.files import read_text
 from eval.readers.glue import GLUE
 from eval.readers.tables import TextTable
 from eval.squad_metrics import Scores, korquad, squad_v1, squad_v2
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, number
 from preprocessing.status import is_file
 from preprocessing.storage_errors import UnavailableError, exit_code
 from preprocessing.terminal import print_result, tell_error
@@ -299,21 +299,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     v2.add_argument(
         "--na-prob-file", type=parse_path, help="JSON object of ids and probabilities that there is no answer"
     )
-    v2.add_argument("--na-prob-thresh", type=_finite, default=1.0, help="above it there is none (default: 1)")
+    finite = number("a finite figure", math.isfinite)
+    v2.add_argument("--na-prob-thresh", type=finite, default=1.0, help="above it there is none (default: 1)")
     add("glue", _score_glue, "labelled table of the task", "table with the columns index and prediction")
     entities = add("conll", _score_conll, "words with tags in the last column", "the same words with predicted tags")
     entities.add_argument("--scheme", choices=get_args(Scheme), default="conlleval", help="(default: conlleval)")
     return parser.parse_args(argv)
-
-
-def _finite(text: str) -> float:
-    try:
-        figure = float(text)
-    except ValueError:
-        figure = math.nan
-    if not math.isfinite(figure):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite figure")
-    return figure
 
 
 if __name__ == "__main__":

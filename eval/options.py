@@ -18,7 +18,7 @@ from eval.results import MODELS, RESULTS
 from eval.tasks import Task, list_all
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic
-from preprocessing.command_line import OneLineParser, whole_number
+from preprocessing.command_line import OneLineParser, number, whole_number
 from preprocessing.tokenization import MASK
 from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
@@ -246,16 +246,7 @@ def split_words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 0 < rate < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a learning rate, such as 5e-5")
-    return rate
-
-
+_rate = number("a learning rate, such as 5e-5", lambda rate: 0 < rate < 1)
 _index, _positive, _fewest = (whole_number(least, 2**31 - 1) for least in (0, 1, FEWEST))
 _threads = _workers = whole_number(1, 1024)  # with many more threads, torch crashes
 _seeds = whole_number(1, 10_000)  # each is a point of the grid, which is kept in memory

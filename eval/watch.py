@@ -47,7 +47,7 @@ with needs("eval"):
     from eval.tasks import GROUPS, Task, select
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Intrinsic
-    from preprocessing.command_line import OneLineParser
+    from preprocessing.command_line import OneLineParser, number
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.schema import ShardDirectory, ShardError
     from preprocessing.storage_errors import UnavailableError, exit_code
@@ -442,22 +442,11 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         metavar="NAME[,NAME...]",
         help="of the last one, when the run is done",
     )
-    parser.add_argument("--poll", type=_seconds, default=30.0, metavar="SECONDS", help="(default: %(default)s)")
+    seconds = number(f"a number of seconds above 0 and up to {_LONGEST_POLL:,}", lambda poll: 0 < poll <= _LONGEST_POLL)
+    parser.add_argument("--poll", type=seconds, default=30.0, metavar="SECONDS", help="(default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="evaluate what is there now, and end")
     parser.refuse_misspelt(sys.argv[1:] if argv is None else argv)
     return parser.parse_known_args(argv)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= _LONGEST_POLL:
-        raise argparse.ArgumentTypeError(
-            f"must be a positive number of seconds, {_LONGEST_POLL:,} at the most, not {text!r}"
-        )
-    return seconds
 
 
 if __name__ == "__main__":

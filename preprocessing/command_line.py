@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -101,6 +102,21 @@ def whole_number(least: int, most: int = 2**63) -> Callable[[str], int]:
             told = f"a number of {len(text):,} digits" if is_long else text
             raise argparse.ArgumentTypeError(f"{told} is more than {most}, the most that is taken here")
         return int(text)
+
+    return parse
+
+
+def number(meant: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """An argparse type: a number that fits; what is none is NaN, which is in no range."""
+
+    def parse(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not fits(found):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {meant}")
+        return found
 
     return parse
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from preprocessing.beam_options import check_beam_options
-from preprocessing.command_line import OneLineParser, whole_number
+from preprocessing.command_line import OneLineParser, number, whole_number
 from preprocessing.encoder import Engine
 from preprocessing.fingerprints import RepeatRule
 from preprocessing.schema import MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LENGTH
@@ -145,24 +145,9 @@ def _repetitions(text: str) -> list[str]:
     return found
 
 
-def _number(meant: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """An argparse type: a number that fits; what is none is NaN, which is in no range."""
-
-    def parse(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = float("nan")
-        if not fits(number):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {meant}")
-        return number
-
-    return parse
-
-
-_share = _number("a share: a number from 0 to less than 1", lambda number: 0 <= number < 1)
+_share = number("a share: a number from 0 to less than 1", lambda share: 0 <= share < 1)
 # Below, clusters of near duplicates grow together by chance; above, datasketch finds no bands.
-_threshold = _number("a similarity: a number from 0.5 to 0.99", lambda number: 0.5 <= number <= 0.99)
+_threshold = number("a similarity: a number from 0.5 to 0.99", lambda similarity: 0.5 <= similarity <= 0.99)
 
 
 def _output(text: str) -> str:

@@ -9,8 +9,6 @@ file system that can't be read may be back in a minute, so that is waited for to
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import math
 import sys
 import time
@@ -18,13 +16,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster.k8s.ranks import DONE, FAILED, read_outcome
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, number
 from preprocessing.schema import MANIFEST
 from preprocessing.status import is_file
 from preprocessing.terminal import tell_error
 from trainer.paths import parse_path, parse_place
 
 SECONDS = 10.0  # between two looks
+_minutes = number("a number of minutes", lambda minutes: 0 <= minutes < math.inf)
 
 
 class NeverError(Exception):
@@ -72,13 +71,6 @@ def wait(ready: Callable[[Path], bool], path: Path, seconds: float) -> None:
             print(f"waiting for {path}" + (f" ({problem})" if problem else ""), file=sys.stderr, flush=True)
             told = problem
         time.sleep(min(SECONDS, max(0.0, deadline - time.monotonic())))
-
-
-def _minutes(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 <= float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes")
 
 
 def shards_are_complete(path: Path) -> bool:
