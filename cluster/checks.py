@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster.paths import current_folder
 from cluster.programs import Program, pretraining_of, searched
-from preprocessing.status import entries, is_file, looking, may
+from preprocessing.status import entries, is_file, looking, sees
 from preprocessing.storage_errors import UnavailableError, reason
 from trainer.config import Recipe, advice_on, differences, load_recipe
 from trainer.deepspeed_config import accumulation_steps, resolve
@@ -138,27 +138,16 @@ def check_reads(programs: Iterable[Program]) -> None:
     """
     for program in programs:
         for path in program.reads:
-            if not is_there(path):
+            if not sees(path):
                 raise ConfigError(
                     f"{program.name}: {path}: not there; make it first, or start all jobs by `all`, which makes shards "
                     "and a run's last export"
                 )
         for pattern in program.corpus:
-            if not is_there(pattern) and not any(glob.iglob(pattern, recursive=True)):  # noqa: PTH207
+            if not sees(pattern) and not any(glob.iglob(pattern, recursive=True)):  # noqa: PTH207
                 with looking(folder := searched(pattern)):  # glob passes over what it can't list
                     entries(folder)
                 raise ConfigError(f"{program.name}: {pattern}: nothing is there; check the path, and quote a glob")
-
-
-def is_there(path: Path | str) -> bool:
-    """Whether something is at a path, and in folders that this user may enter.
-
-    Raises:
-        UnavailableError: it can't be looked at now.
-    """
-    with looking(path):
-        return may(path, os.F_OK)
-    return False
 
 
 def check_programs(programs: Sequence[Program], processes: int, cores: int | None) -> None:

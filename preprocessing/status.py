@@ -96,3 +96,14 @@ def looking(path: Path | str) -> Iterator[None]:
     except OSError as error:
         if is_passing(error):
             raise unavailable(path, reason(error)) from error
+
+
+def sees(path: Path | str, mode: int = os.F_OK) -> bool:
+    """As may; no where this user may not look, as what another one sees is not for this one to judge.
+
+    Raises:
+        UnavailableError: storage fails.
+    """
+    with looking(path):
+        return may(path, mode)
+    return False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from preprocessing.schema import checksum, checksum_of
-from preprocessing.status import entries, exists, is_file, looking, may
+from preprocessing.status import entries, exists, is_file, looking, sees
 from preprocessing.storage_errors import UnavailableError, comes_of_passing
 from preprocessing.tokenization import TOKENIZER_FILE, VOCABULARY_FILE, VocabularyError, load_vocabulary, load_words
 from trainer.checkpoint import RUN_STATE, Learner, RunState, read_run_state
@@ -47,8 +47,8 @@ def initial_model(init_from: Path | None, run: RunDirectory) -> BertConfig | Non
         ConfigError: a configuration can't be read, or is of no model that we have.
         UnavailableError: storage fails, maybe for a moment only.
     """
-    if _may(run.config, os.R_OK):
-        return load_recipe(run.config).model if _may(run.initial_weights, os.F_OK) else None
+    if sees(run.config, os.R_OK):
+        return load_recipe(run.config).model if sees(run.initial_weights) else None
     return given_model(init_from) if init_from else None
 
 
@@ -65,7 +65,7 @@ def check_is_export(directory: Path) -> None:
 
 def tells_its_model(directory: Path) -> bool:
     """Whether this user can read there which model the weights are of; an UnavailableError where storage fails."""
-    return any(_may(directory / name, os.R_OK) for name in (CONFIG, RUN_STATE))
+    return any(sees(directory / name, os.R_OK) for name in (CONFIG, RUN_STATE))
 
 
 def given_model(directory: Path) -> BertConfig:
@@ -76,7 +76,7 @@ def given_model(directory: Path) -> BertConfig:
             model that we have.
         UnavailableError: storage fails, maybe for a moment only.
     """
-    if not _may(directory, os.F_OK):
+    if not sees(directory):
         hub = "a model of the Hugging Face hub comes into one by `hf download NAME --local-dir DIR`"
         raise ConfigError(f"--init-from: {directory}: no such folder; {_newest_around(directory) or hub}")
     return find_given(directory).model
@@ -134,7 +134,7 @@ class GivenExport(Given):
     @property
     @override
     def model(self) -> BertConfig:
-        if not _may(self.directory / CONFIG, os.F_OK) and (newest := _newest_around(self.directory)):
+        if not sees(self.directory / CONFIG) and (newest := _newest_around(self.directory)):
             raise ConfigError(f"--init-from: {self.directory}: neither a checkpoint nor an export; {newest}")
         try:
             return load_config(self.directory)
@@ -264,7 +264,7 @@ def find_given(directory: Path) -> GivenExport | GivenCheckpoint:
     Raises:
         UnavailableError: storage fails, maybe for a moment only.
     """
-    is_checkpoint = _may(directory / RUN_STATE, os.F_OK) or any(_parts(directory))
+    is_checkpoint = sees(directory / RUN_STATE) or any(_parts(directory))
     return GivenCheckpoint(directory) if is_checkpoint else GivenExport(directory)
 
 
@@ -273,12 +273,6 @@ def _parts(directory: Path) -> list[Path]:
     with looking(directory):
         return [path for path in entries(directory) if path.match("state-*-of-*")]
     return []
-
-
-def _may(path: Path, mode: int) -> bool:
-    with looking(path):
-        return may(path, mode)
-    return False
 
 
 def _newest_around(path: Path) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from cluster.checks import is_there
 from cluster.paths import current_folder, is_seen
 from cluster.slurm.settings import Container
+from preprocessing.status import sees
 from trainer.settings import ConfigError
 
 # File systems of one machine; what is not here may be a network's.
@@ -85,7 +85,7 @@ def check_container(container: Container, paths: Iterable[Path]) -> None:
         ConfigError: it is not, or it won't.
         UnavailableError: nobody can tell now whether it is.
     """
-    if container.image_file and not is_there(container.image_file):
+    if container.image_file and not sees(container.image_file):
         raise ConfigError(
             f"slurm.container.image: {container.image_file}: no such file; docs/cluster.md says how to make it"
         )
