@@ -33,22 +33,17 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def show(text: str) -> None:
-    """Print what a command has to show at its end, where its work is done already: nothing is lost without it."""
-    _print(text)
-
-
 def print_result(text: str) -> int:
     """Print what is a command's whole work; the exit code is 2 where it is lost, but not where nobody reads on."""
-    error = _print(text)
+    error = show(text)
     if error is None or isinstance(error, BrokenPipeError):  # who reads has seen enough, as `head` has
         return 0
     tell_error(f"standard output: {error.strerror}; send it elsewhere")
     return 2
 
 
-def _print(text: str) -> OSError | None:
-    """Print to whom may lack a letter; returns what came in the way."""
+def show(text: str) -> OSError | None:
+    """Print to whom may lack a letter; returns what came in the way, of no account where the command's work is done."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
