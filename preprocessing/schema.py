@@ -388,16 +388,13 @@ class Shard:
     def _pair_columns(self, sequence_length: int) -> _PairColumns:
         """Views: the rows' offsets; is_next, eight to a byte, so that a shard's pairs stay on disk; the rest."""
         if sequence_length not in self._pairs:
-            self._pairs[sequence_length] = self._view_pairs(sequence_length)
+            column = self.table.column(pairs_column(sequence_length))
+            columns = dict(zip((field.name for field in PAIR), column.values.flatten(), strict=True))
+            del columns["duplicate"]  # which nothing here asks for
+            bits = np.frombuffer(columns.pop("is_next").buffers()[1], dtype=np.uint8)
+            views = {name: values.to_numpy(zero_copy_only=True) for name, values in columns.items()}
+            self._pairs[sequence_length] = self._offsets(pairs_column(sequence_length)), bits, views
         return self._pairs[sequence_length]
-
-    def _view_pairs(self, sequence_length: int) -> _PairColumns:
-        column = self.table.column(pairs_column(sequence_length))
-        columns = dict(zip((field.name for field in PAIR), column.values.flatten(), strict=True))
-        del columns["duplicate"]  # which nothing here asks for
-        bits = np.frombuffer(columns.pop("is_next").buffers()[1], dtype=np.uint8)
-        offsets = self._offsets(pairs_column(sequence_length))
-        return offsets, bits, {name: values.to_numpy(zero_copy_only=True) for name, values in columns.items()}
 
 
 def _lies_within(source: pa.MemoryMappedFile, table: pa.RecordBatch) -> bool:
