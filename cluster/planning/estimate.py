@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from cluster.planning.activations import Kernel, MicroBatch, fastest_kernel, kept_bytes, largest_micro_batch
-from cluster.planning.hardware import GPUS, Gpu
+from cluster.planning.hardware import GPUS
 from cluster.planning.plans import Assumptions, Cluster, PhasePlan, Plan, StagePlan
 from cluster.planning.sharding import STAGES, States, model_states
 from cluster.planning.throughput import Speed, Work, step_time
@@ -44,6 +45,29 @@ _STATE_BYTES = 12  # of a parameter in a checkpoint: float32 weight and two mome
 _PAIR_BYTES = sum(field.type.bit_width for field in PAIR) / 8  # that the loader reads
 
 
+@dataclass(frozen=True)
+class _Case:
+    """What a plan is asked of; see make_plan."""
+
+    recipe: Recipe
+    cluster: Cluster
+    assumptions: Assumptions
+    micro_batches: Sequence[int] | None
+
+    def on(self, **changes: Any) -> _Case:
+        """On another cluster."""
+        return replace(self, cluster=replace(self.cluster, **changes))
+
+    def sharded(self, **changes: Any) -> _Case:
+        """With DeepSpeed set otherwise."""
+        return self.on(sharding=replace(self.cluster.sharding, **changes))
+
+    @property
+    def usable(self) -> float:
+        """Bytes of a GPU that may be taken."""
+        return self.cluster.gpu.memory * (1 - self.assumptions.headroom)
+
+
 def make_plan(
     recipe: Recipe, cluster: Cluster, assumptions: Assumptions, micro_batches: Sequence[int] | None = None
 ) -> Plan:
@@ -64,8 +88,8 @@ def make_plan(
         )
     if recipe.train.fused and not cluster.gpu.bfloat16:
         raise ConfigError(f"train.fused has kernels for GPUs from Ampere on, and a {cluster.gpu.name} is older")
-    parameters = parameter_count(recipe.model)
-    phases = plan_phases(recipe, cluster, assumptions, micro_batches)
+    case, parameters = _Case(recipe, cluster, assumptions, micro_batches), parameter_count(recipe.model)
+    phases = _plan_phases(case)
     token_bytes = token_type(recipe.model.vocab_size).bit_width / 8
     multiple = _multiple_in_graphs(recipe, phases, assumptions)
     fastest = max(plan.rate * (plan.length * assumptions.fill * token_bytes + _PAIR_BYTES) for plan in phases)
@@ -73,16 +97,16 @@ def make_plan(
         cluster=cluster,
         assumptions=assumptions,
         parameters=parameters,
-        states=_states(recipe, cluster),
-        usable=_usable(cluster, assumptions),
+        states=_states(case),
+        usable=case.usable,
         phases=phases,
         unreached=_of_unreached(recipe, len(phases), cluster.gpus),
-        stages=[_plan_stage(recipe, cluster, assumptions, stage, micro_batches) for stage in STAGES],
+        stages=[_plan_stage(case, stage) for stage in STAGES],
         checkpoint=parameters * _STATE_BYTES,
         checkpoint_every=recipe.checkpoint.every,
         read_rate=fastest,
-        hours_in_buckets=_hours_in_buckets(recipe, cluster, assumptions, micro_batches),
-        hours_in_graphs=_hours_in_graphs(recipe, multiple, cluster, assumptions, micro_batches),
+        hours_in_buckets=_hours_in_buckets(case),
+        hours_in_graphs=_hours_in_graphs(case, multiple),
         multiple_in_graphs=multiple,
     )
 
@@ -100,27 +124,19 @@ def _multiple_in_graphs(recipe: Recipe, phases: Sequence[PhasePlan], assumptions
     return max((size for size in _MULTIPLES if size <= fewest * _SHARE_OF_TOKENS), default=_MULTIPLES[0])
 
 
-def _hours_in_graphs(
-    recipe: Recipe, multiple: int, cluster: Cluster, assumptions: Assumptions, micro_batches: Sequence[int] | None
-) -> float | None:
+def _hours_in_graphs(case: _Case, multiple: int) -> float | None:
+    recipe = case.recipe
     if recipe.model.activation_checkpointing:  # which has none, see trainer.config.Recipe
         return None
-    in_graphs = replace(
-        recipe,
-        train=replace(recipe.train, cuda_graphs=True),
-        data=replace(recipe.data, token_multiple=multiple),
-    )
-    return _hours(in_graphs, replace(cluster, sharding=replace(cluster.sharding, stage=1)), assumptions, micro_batches)
+    train, data = replace(recipe.train, cuda_graphs=True), replace(recipe.data, token_multiple=multiple)
+    return _hours(replace(case.sharded(stage=1), recipe=replace(recipe, train=train, data=data)))
 
 
-def _hours_in_buckets(
-    recipe: Recipe, cluster: Cluster, assumptions: Assumptions, micro_batches: Sequence[int] | None
-) -> float | None:
-    sharding = cluster.sharding
-    if cluster.gpus == 1 or not sharding.hides_reduction or sharding.bucket < parameter_count(recipe.model):
+def _hours_in_buckets(case: _Case) -> float | None:
+    sharding = case.cluster.sharding
+    if case.cluster.gpus == 1 or not sharding.hides_reduction or sharding.bucket < parameter_count(case.recipe.model):
         return None
-    smaller = replace(cluster, sharding=replace(sharding, bucket=BUCKET))
-    return _hours(recipe, smaller, assumptions, micro_batches)
+    return _hours(case.sharded(bucket=BUCKET))
 
 
 def check_shares(recipe: Recipe, gpus: int) -> None:
@@ -140,17 +156,16 @@ def check_shares(recipe: Recipe, gpus: int) -> None:
             )
 
 
-def plan_phases(
-    recipe: Recipe, cluster: Cluster, assumptions: Assumptions, micro_batches: Sequence[int] | None = None
-) -> list[PhasePlan]:
-    """All phases that the run comes to; see make_plan."""
+def _plan_phases(case: _Case) -> list[PhasePlan]:
+    """All that the run comes to."""
+    recipe, micro_batches = case.recipe, case.micro_batches
     if micro_batches is not None and len(micro_batches) not in (1, len(recipe.phases)):
         several = f", or one for each of {len(recipe.phases)} phases" if len(recipe.phases) > 1 else ""
         raise ConfigError(f"--micro-batch: give one number{several}")
     plans = []
     for i, (steps, phase) in enumerate(_phases(recipe)):
         wanted = micro_batches[i % len(micro_batches)] if micro_batches else None
-        plans.append(_plan_phase(recipe, phase, steps, cluster, assumptions, wanted))
+        plans.append(_plan_phase(case, phase, steps, wanted))
     return plans
 
 
@@ -172,7 +187,7 @@ def scaling(
     gpus = 1
     while gpus <= most and not any(phase.global_batch_size % gpus for phase in recipe.phases):
         fitting = _at_most(recipe, gpus, micro_batches) if micro_batches else None
-        hours = _hours(recipe, replace(cluster, gpus=gpus), assumptions, fitting)
+        hours = _hours(_Case(recipe, replace(cluster, gpus=gpus), assumptions, fitting))
         if hours is not None:
             yield gpus, hours
         gpus *= 2
@@ -186,14 +201,13 @@ def _at_most(recipe: Recipe, gpus: int, micro_batches: Sequence[int]) -> list[in
     ]
 
 
-def _plan_phase(
-    recipe: Recipe, phase: Phase, steps: int, cluster: Cluster, assumptions: Assumptions, wanted: int | None
-) -> PhasePlan:
+def _plan_phase(case: _Case, phase: Phase, steps: int, wanted: int | None) -> PhasePlan:
+    recipe, cluster, assumptions = case.recipe, case.cluster, case.assumptions
     config, sharding = recipe.model, cluster.effective
     share = phase.global_batch_size // cluster.gpus
-    largest = _largest(recipe, phase, cluster, assumptions)
+    largest = _largest(case, phase)
     if not largest:
-        raise ConfigError(_too_small(recipe, phase, cluster, assumptions))
+        raise ConfigError(_too_small(case, phase))
     micro_batch = _choose(phase, share, largest, wanted)
     kernel, one = _kernel(recipe, cluster), _sequence(recipe, phase)
     length = assumptions.fill * phase.sequence_length
@@ -223,32 +237,25 @@ def _plan_phase(
     )
 
 
-def _plan_stage(
-    recipe: Recipe, cluster: Cluster, assumptions: Assumptions, stage: int, micro_batches: Sequence[int] | None
-) -> StagePlan:
-    other = replace(cluster, sharding=replace(cluster.sharding, stage=stage))
-    states = _states(recipe, other)
-    largest = [_largest(recipe, phase, other, assumptions) for _, phase in _phases(recipe)]
-    refused = _why_refused(recipe, cluster, stage)
-    hours = None if refused else _hours(recipe, other, assumptions, micro_batches)
-    return StagePlan(stage, refused, states, largest, hours)
+def _plan_stage(case: _Case, stage: int) -> StagePlan:
+    other, refused = case.sharded(stage=stage), _why_refused(case, stage)
+    largest = [_largest(other, phase) for _, phase in _phases(case.recipe)]
+    return StagePlan(stage, refused, _states(other), largest, None if refused else _hours(other))
 
 
-def _why_refused(recipe: Recipe, cluster: Cluster, stage: int) -> str:
+def _why_refused(case: _Case, stage: int) -> str:
     """Why the trainer does not take a stage, or ''; see trainer.deepspeed_config.resolve."""
-    if stage == 0 and cluster.sharding.precision != "float32":
+    if stage == 0 and case.cluster.sharding.precision != "float32":
         return "not in 16 bits"
-    if stage == 3 and (settings := wants_whole_parameters(recipe)):
+    if stage == 3 and (settings := wants_whole_parameters(case.recipe)):
         return f"not with train.{settings[0]}"
     return ""
 
 
-def _hours(
-    recipe: Recipe, cluster: Cluster, assumptions: Assumptions, micro_batches: Sequence[int] | None
-) -> float | None:
+def _hours(case: _Case) -> float | None:
     """Of all phases; None where they don't fit."""
     try:
-        return sum(phase.hours for phase in plan_phases(recipe, cluster, assumptions, micro_batches))
+        return sum(phase.hours for phase in _plan_phases(case))
     except ConfigError:
         return None
 
@@ -266,26 +273,22 @@ def _choose(phase: Phase, share: int, largest: int, wanted: int | None) -> int:
     return wanted
 
 
-def _states(recipe: Recipe, cluster: Cluster) -> States:
+def _states(case: _Case) -> States:
+    recipe, cluster = case.recipe, case.cluster
     temporary = TEMPORARY_BYTES[recipe.optimizer.name]
     parameters, in_graphs = parameter_count(recipe.model), recipe.train.cuda_graphs
     return model_states(parameters, cluster.effective, cluster.gpus, temporary, in_graphs)
 
 
-def _usable(cluster: Cluster, assumptions: Assumptions) -> float:
-    return cluster.gpu.memory * (1 - assumptions.headroom)
-
-
-def _largest(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assumptions) -> int:
+def _largest(case: _Case, phase: Phase) -> int:
     """The most sequences at a time that fit a GPU, full ones; 0 where not even one does."""
-    sharding = cluster.effective
-    states, usable = _states(recipe, cluster), _usable(cluster, assumptions)
-    if states.updating > usable:
+    recipe, cluster, states = case.recipe, case.cluster, _states(case)
+    if states.updating > case.usable:
         return 0
     # CUDA graphs keep the memory of their activations during the update too.
-    room = usable - (max(states.working, states.updating) if recipe.train.cuda_graphs else states.working)
-    one = _sequence(recipe, phase)
-    most = largest_micro_batch(recipe.model, one, sharding.width, _kernel(recipe, cluster), room)
+    room = case.usable - (max(states.working, states.updating) if recipe.train.cuda_graphs else states.working)
+    width, one = cluster.effective.width, _sequence(recipe, phase)
+    most = largest_micro_batch(recipe.model, one, width, _kernel(recipe, cluster), room)
     return max(0, most - math.ceil(_filling(recipe, phase, share=1.0) / phase.sequence_length))
 
 
@@ -323,37 +326,22 @@ def _operations(recipe: Recipe, kernel: Kernel, stage: int) -> float:
     return launched + looked_after
 
 
-def _too_small(recipe: Recipe, phase: Phase, cluster: Cluster, assumptions: Assumptions) -> str:
+def _too_small(case: _Case, phase: Phase) -> str:
     """Why nothing fits, and what would."""
-    states = _states(recipe, cluster)
-    stages = [stage for stage in STAGES if not _why_refused(recipe, cluster, stage)]
-    would = [f"ZeRO {stage}" for stage in stages if _fits(recipe, phase, cluster, assumptions, stage=stage)]
-    if not recipe.train.cuda_graphs and _fits(recipe, phase, cluster, assumptions, checkpointing=True):
-        would.append("model.activation_checkpointing=true")
+    recipe, cluster, states = case.recipe, case.cluster, _states(case)
+    stages = [stage for stage in STAGES if not _why_refused(case, stage)]
+    would = [f"ZeRO {stage}" for stage in stages if _largest(case.sharded(stage=stage), phase)]
+    if not recipe.train.cuda_graphs:  # with which there is none
+        checkpointing = replace(recipe, model=replace(recipe.model, activation_checkpointing=True))
+        would += ["model.activation_checkpointing=true"] if _largest(replace(case, recipe=checkpointing), phase) else []
     by_memory = sorted(GPUS.values(), key=lambda gpu: gpu.memory)
-    would += [gpu.name for gpu in by_memory if _fits(recipe, phase, cluster, assumptions, gpu=gpu)][:1]
+    would += [gpu.name for gpu in by_memory if _largest(case.on(gpu=gpu), phase)][:1]
     needed = max(states.working, states.updating) / 2**30
     return (
         f"not even one sequence of {phase.sequence_length} tokens fits into {cluster.gpus} x {cluster.gpu.name} under "
         f"ZeRO {cluster.sharding.stage}: weights, gradients and optimizer take {needed:.1f} GiB of "
-        f"{_usable(cluster, assumptions) / 2**30:.1f}; "
-        + (f"{', '.join(would)} would do" if would else "no GPU known here would do")
+        f"{case.usable / 2**30:.1f}; " + (f"{', '.join(would)} would do" if would else "no GPU known here would do")
     )
-
-
-def _fits(
-    recipe: Recipe,
-    phase: Phase,
-    cluster: Cluster,
-    assumptions: Assumptions,
-    stage: int | None = None,
-    gpu: Gpu | None = None,
-    checkpointing: bool = False,
-) -> bool:
-    sharding = cluster.sharding if stage is None else replace(cluster.sharding, stage=stage)
-    model = replace(recipe.model, activation_checkpointing=checkpointing or recipe.model.activation_checkpointing)
-    other = replace(cluster, sharding=sharding, gpu=gpu or cluster.gpu)
-    return _largest(replace(recipe, model=model), phase, other, assumptions) > 0
 
 
 def _divisors(number: int) -> list[int]:
