@@ -21,7 +21,6 @@ from trainer.run_directory import RunDirectory
 
 EVALUATIONS = "evaluations"  # the folder of a run directory where eval.watch leaves them
 _LOWER_IS_BETTER = ("loss", "perplexity")
-_NAMED = 3  # of many; the others are counted
 
 
 class Place(NamedTuple):
@@ -238,12 +237,6 @@ def _ranked(evaluations: Iterable[Evaluated]) -> dict[str, list[Evaluated]]:
         by_task[task] = list({e.data(task): e for e in group}.values())  # of each data the last one
         by_task[task].sort(key=group.index, reverse=True)
     return by_task
-
-
-def enumerate_few(names: Sequence[str]) -> str:
-    """The first few of some names, and the number of the others."""
-    more = len(names[_NAMED:])
-    return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more else "")
 
 
 def best_evaluation(evaluations: Sequence[Evaluated], task: str, metric: str) -> tuple[Evaluated, list[Path]]:

@@ -34,13 +34,7 @@ from mlflow.types.schema import Array, ColSpec, DataType, Object, ParamSchema, P
 
 from eval.embeddings import K1, B, TermStatistics, count_terms, save_terms
 from eval.errors import UsageError
-from eval.evaluated import (
-    best_evaluation,
-    enumerate_few,
-    find_results,
-    of_present_weights,
-    read_evaluations,
-)
+from eval.evaluated import best_evaluation, find_results, of_present_weights, read_evaluations
 from eval.pretrained import Pretrained, load_pretrained
 from eval.readers.files import read_lines
 from eval.results import tags_of
@@ -51,6 +45,7 @@ from preprocessing.terminal import in_line, show, tell_error
 from trainer.credentials import without_credentials
 from trainer.hugging_face import WEIGHTS
 from trainer.leases import hold_export
+from trainer.naming import name_some
 from trainer.paths import parse_path
 from trainer.run_directory import CheckpointError, RunDirectory
 
@@ -205,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         chosen = choose(run, *arguments.metric)
         if chosen.only_tried:
-            names, figure = enumerate_few([export.name for export in chosen.only_tried]), chosen.tags["metric"]
+            names, figure = name_some([export.name for export in chosen.only_tried]), chosen.tags["metric"]
             note = f"note: left out, with {figure} of trials alone (--limit, fewer samples): {names}"
             print(in_line(note), file=sys.stderr)
         store = evaluation_store([run.path], run.path)

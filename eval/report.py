@@ -36,14 +36,7 @@ with needs("eval"):
     from eval.comparison import MeasuredExport, compare, exports_of, is_measured, on_same_data, side_by_side
     from eval.curves import WINDOWS, baselines, draw, draw_scores, measured_scores
     from eval.errors import UsageError
-    from eval.evaluated import (
-        Evaluated,
-        enumerate_few,
-        find_results,
-        of_present_weights,
-        on_each_data,
-        read_evaluations,
-    )
+    from eval.evaluated import Evaluated, find_results, of_present_weights, on_each_data, read_evaluations
     from eval.histories import History, predicting, read_histories
     from eval.pages import render_page
     from eval.paper import TABLES
@@ -58,7 +51,7 @@ with needs("eval"):
     from preprocessing.terminal import in_line, show, tell_error
     from trainer.files import write_atomically
     from trainer.metrics import of_directory
-    from trainer.naming import tell_apart
+    from trainer.naming import name_some, tell_apart
     from trainer.paths import parse_path
 
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
@@ -170,7 +163,7 @@ def report(
         yield f"{_BARS}\n"
         if left_out:
             why = "they were measured on other data, over fewer samples or for another objective than those that are"
-            yield f"Not drawn, as {why}: {plain(enumerate_few(left_out))}.\n"
+            yield f"Not drawn, as {why}: {plain(name_some(left_out, _NAMED))}.\n"
     for group in _newest(evaluations):
         yield from _evaluation(group)
     if histories:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-_SHOWN = 4
 
-
-def name_some(names: Sequence[str]) -> str:
-    """The first four, and how many more: a, b, c, d and 3 more."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+def name_some(names: Sequence[str], shown: int = 4) -> str:
+    """The first few, and how many more: a, b, c, d and 3 more."""
+    more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def tell_apart(paths: Iterable[Path]) -> dict[Path, str]:
