@@ -130,81 +130,36 @@ def _numbers(text: str) -> list[int]:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     default = Assumptions(EFFICIENCY)
     parser = OneLineParser(prog="python -m cluster.plan", description="Plan a training on paper.")
-    add = parser.add_argument
-    add("--recipe", metavar="NAME", help="a recipe's name or file")
-    add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)}")
-    add("--gpus", type=whole_number(1, _MOST), metavar="N", help="how many")
-    add(
-        "--init-from",
-        type=parse_path,
-        metavar="DIR",
-        help="of whose weights is what the recipe leaves open of its model",
-    )
-    add("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
-    add(
-        "--deepspeed_config",  # as the trainer has it
-        "--ds-config",
-        type=parse_path,
-        default=Path("ds_config.json"),
-        metavar="JSON",
+    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings that replace the recipe's")
+    count = whole_number(1, _MOST)
+    for name, kind, value, metavar, told in (
+        ("--recipe", str, None, "NAME", "a recipe's name or file"),
+        ("--gpu", str, None, "NAME", f"one of {', '.join(GPUS)}"),
+        ("--gpus", count, None, "N", "how many"),
+        ("--init-from", parse_path, None, "DIR", "of whose weights is what the recipe leaves open of its model"),
+        ("--micro-batch", _numbers, None, "N[,N...]",
+         "of all phases or of each (default: the largest that fits and divides)"),
+        ("--efficiency", float, None, "SHARE", f"of the GPU's peak that products reach (default {EFFICIENCY})"),
+        ("--fill", float, default.fill, "SHARE", "mean share of a sequence that is text (default %(default)s)"),
+        ("--headroom", float, default.headroom, "SHARE", "of memory that stays free (default %(default)s)"),
+        ("--gpus-per-node", count, None, "N", "(default: as the GPU usually comes)"),
+        ("--bus-gbs", float, None, "GB/s", "through each GPU within a node (default: likewise)"),
+        ("--network-gbps", float, None, "Gb/s", "line rate of a node's adapters together (default: likewise)"),
+        ("--launch-us", float, default.launch * 1e6, "US", "of the CPU for an operation (default %(default)g)"),
+        ("--write-gbs", float, default.write / 1e9, "GB/s", "of the shared file system (default %(default)g)"),
+        ("--price-per-gpu-hour", float, None, "PRICE", "adds costs"),
+        ("--up-to", count, 4096, "N", "GPUs in the table of other numbers (default %(default)s)"),
+        ("--plot", parse_path, None, "PNG", "draw time against the number of GPUs"),
+    ):  # fmt: skip
+        parser.add_argument(name, type=kind, default=value, metavar=metavar, help=told)
+    parser.add_argument(
+        "--deepspeed_config", "--ds-config", type=parse_path, default=Path("ds_config.json"), metavar="JSON",
         help="DeepSpeed's (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+    parser.add_argument(
+        "--calibration", action="store_true", help="print published runs beside what this model says of them, and stop"
     )
-    add(
-        "--micro-batch",
-        type=_numbers,
-        metavar="N[,N...]",
-        help="of all phases or of each (default: the largest that fits and divides)",
-    )
-    add(
-        "--efficiency",
-        type=float,
-        metavar="SHARE",
-        help=f"of the GPU's peak that products reach (default {EFFICIENCY})",
-    )
-    add(
-        "--fill",
-        type=float,
-        default=default.fill,
-        metavar="SHARE",
-        help="mean share of a sequence that is text (default %(default)s)",
-    )
-    add(
-        "--headroom",
-        type=float,
-        default=default.headroom,
-        metavar="SHARE",
-        help="of memory that stays free (default %(default)s)",
-    )
-    add("--gpus-per-node", type=whole_number(1, _MOST), metavar="N", help="(default: as the GPU usually comes)")
-    add("--bus-gbs", type=float, metavar="GB/s", help="through each GPU within a node (default: likewise)")
-    add(
-        "--network-gbps", type=float, metavar="Gb/s", help="line rate of a node's adapters together (default: likewise)"
-    )
-    add(
-        "--launch-us",
-        type=float,
-        default=default.launch * 1e6,
-        metavar="US",
-        help="of the CPU for an operation (default %(default)g)",
-    )
-    add(
-        "--write-gbs",
-        type=float,
-        default=default.write / 1e9,
-        metavar="GB/s",
-        help="of the shared file system (default %(default)g)",
-    )
-    add("--price-per-gpu-hour", type=float, metavar="PRICE", help="adds costs")
-    add(
-        "--up-to",
-        type=whole_number(1, _MOST),
-        default=4096,
-        metavar="N",
-        help="GPUs in the table of other numbers (default %(default)s)",
-    )
-    add("--plot", type=parse_path, metavar="PNG", help="draw time against the number of GPUs")
-    add("--json", action="store_true", help="print all figures as JSON")
-    add("--calibration", action="store_true", help="print published runs beside what this model says of them, and stop")
     arguments = parser.parse_intermixed_args(argv)
     if arguments.calibration and arguments != parser.parse_intermixed_args(["--calibration"]):
         parser.error("--calibration: it is of published runs and takes nothing beside it")
