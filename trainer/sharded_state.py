@@ -123,8 +123,8 @@ def write_state(directory: Path, rank: int, world: int, flats: Iterable[Flat], o
         raise StateError("weights or moments are infinite or not numbers")
     tensors = {f"{i}.{name}": tensor for i, flat in enumerate(flats) for name, tensor in flat.tensors.items()}
     table = json.dumps([flat.fragments for flat in flats])
-    write_tensors(path, tensors, {"fragments": table, "optimizer_step": str(optimizer_step)})
-    write_atomically(path.with_suffix(_CHECKSUM), checksum(path) + "\n")
+    written = write_tensors(path, tensors, {"fragments": table, "optimizer_step": str(optimizer_step)})
+    write_atomically(path.with_suffix(_CHECKSUM), written + "\n")
 
 
 def _is_finite(values: Tensor) -> bool:

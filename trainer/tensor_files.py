@@ -1,4 +1,4 @@
-"""Files of tensors (safetensors) that are like any other: their mode is the umask's, and a full disk is an OSError.
+"""Files of tensors (safetensors) that are like any other: what keeps one from being written or read is an OSError.
 
 Those of torch.save, in which many older models are published, are read too, and never written.
 """
@@ -6,44 +6,63 @@ Those of torch.save, in which many older models are published, are read too, and
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
-import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from trainer.files import DamagedFileError, sync
-
-_NUMBER = re.compile(r"\(os error ([0-9]+)\)")  # how Rust tells what the operating system said
+from trainer.files import DamagedFileError
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors and put them on disk, in a folder that has no final name yet.
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Write tensors and put them on disk, in a folder that has no final name yet; the bytes are those of safetensors.
+
+    Its own writer sets a file's size first, and passes over what is said when the file is closed, where Lustre, for
+    one, tells of a write that has failed, and only there: zeros would lie in the file, and nobody would know.
 
     Args:
         path: of the file.
-        tensors: contiguous, of any dtype.
+        tensors: float32, contiguous, on the CPU.
         metadata: that stands at the beginning of the file.
+
+    Returns:
+        The checksum of what was to be written, whatever can be read there.
 
     Raises:
         OSError: they can't be written.
     """
-    path.touch()
-    mode = stat.S_IMODE(path.stat().st_mode)
+    in_order = dict(sorted(tensors.items()))
+    parts: list[bytes | memoryview] = [_header(in_order, metadata)]
+    parts += (tensor.detach().reshape(-1).view(torch.uint8).numpy().data for tensor in in_order.values())
+    digest = hashlib.blake2b(digest_size=16)
     try:
-        save_file(dict(tensors), path, dict(metadata))
-    except SafetensorError as error:  # which is no OSError, whatever the operating system said
-        if found := _NUMBER.search(str(error)):
-            number = int(found[1])
-            raise OSError(number, os.strerror(number), str(path)) from error
-        raise OSError(f"{path}: {error}") from error
-    path.chmod(mode)  # safetensors 0.8 renames a temporary file of mode 0600
-    sync(path)
+        with path.open("wb") as file:
+            for part in parts:
+                file.write(part)
+                digest.update(part)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    return digest.hexdigest()
+
+
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """What stands before the numbers in a file of safetensors: its length, and where which tensor lies."""
+    content: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        content[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # so that numbers begin where their size divides the place
+    return len(text).to_bytes(8, "little") + text
 
 
 def open_tensors(path: Path) -> safe_open:

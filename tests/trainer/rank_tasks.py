@@ -24,7 +24,6 @@ import pyarrow
 import torch
 import torch._dynamo
 from deepspeed.accelerator import get_accelerator
-from safetensors import SafetensorError
 from torch import Tensor
 
 from preprocessing.schema import ShardDirectory, ShardError
@@ -43,8 +42,8 @@ from trainer import (
     pretrain,
     saving,
     session,
+    sharded_state,
     start,
-    tensor_files,
 )
 from trainer.checkpoint import RunState
 from trainer.config import Recipe, load_recipe
@@ -575,15 +574,14 @@ def sum_while_the_device_computes() -> tuple[list[float], bool]:
 def _with_full_disk(
     arguments: list[str], full: Callable[[Path], bool], main: Callable[[list[str]], int] = run_pretrain
 ) -> int:
-    save_file = tensor_files.save_file
+    write_tensors = sharded_state.write_tensors
 
-    def save_if_there_is_room(tensors: Any, path: Path, metadata: dict[str, str]) -> None:
-        of_checkpoint = path.parents[1].name == "checkpoints"
-        if of_checkpoint and full(path) and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-            raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(errno.ENOSPC)} (os error 28)")
-        save_file(tensors, path, metadata)
+    def write_if_there_is_room(path: Path, tensors: Any, metadata: dict[str, str]) -> str:
+        if full(path) and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write_tensors(path, tensors, metadata)
 
-    tensor_files.save_file = save_if_there_is_room
+    sharded_state.write_tensors = write_if_there_is_room
     return main(arguments)
 
 

@@ -1,14 +1,17 @@
 import errno
+import fcntl
+import io
 import os
 import re
 from collections import OrderedDict
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from preprocessing.schema import checksum
 from preprocessing.storage_errors import is_full, is_passing
 from tests.limits import room_for
 from trainer.files import DamagedFileError
@@ -39,10 +42,50 @@ def test_a_full_disk_is_an_error_of_the_operating_system(tmp_path):
     assert is_full(raised.value)
 
 
-def test_tensors_that_can_not_be_written_by_the_library_s_own_words(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.tensor_files.save_file", mock.Mock(side_effect=SafetensorError("no such dtype")))
-    with pytest.raises(OSError, match=r"tensors: no such dtype$"):
-        write_tensors(tmp_path / "tensors", {"a": torch.ones(3)}, {})
+@pytest.mark.parametrize("tensors", [
+    {"b": torch.arange(5.0), "a": torch.ones(3, 2), "ü": torch.tensor(2.0), "none": torch.empty(0)},
+    {"of a model": torch.nn.Parameter(torch.ones(2))},
+    {},
+])  # fmt: skip
+@pytest.mark.parametrize("metadata", [{"format": "pt"}, {}])
+def test_the_bytes_are_those_of_safetensors(tmp_path, tensors, metadata):
+    written = write_tensors(tmp_path / "tensors", tensors, metadata)
+    save_file({name: tensor.detach() for name, tensor in tensors.items()}, tmp_path / "theirs", metadata or None)
+    assert (tmp_path / "tensors").read_bytes() == (tmp_path / "theirs").read_bytes()
+    assert written == checksum(tmp_path / "tensors")
+
+
+def test_the_checksum_is_of_what_was_to_be_written(tmp_path, monkeypatch):
+    """A network's disk that has lost a write shows zeros where it was."""
+    path = tmp_path / "tensors"
+    whole = write_tensors(path, {"a": torch.ones(3)}, {})
+    monkeypatch.setattr("trainer.tensor_files.os.fsync", lambda _: os.truncate(path, 100))
+    assert write_tensors(path, {"a": torch.ones(3)}, {}) == whole != checksum(path)
+
+
+@pytest.mark.parametrize("operation", ["fsync", "close"])
+def test_a_write_that_has_failed_is_told_by_the_file_that_was_written(tmp_path, monkeypatch, operation):
+    """Lustre tells it once, where that one is put on disk or closed; who opens the file anew hears nothing."""
+    path, failing = tmp_path / "tensors", OSError(errno.EIO, os.strerror(errno.EIO))
+
+    class File(io.FileIO):
+        def close(self):
+            super().close()
+            if operation == "close":
+                raise failing
+
+    def fsync(descriptor):
+        assert Path(f"/proc/self/fd/{descriptor}").readlink() == path
+        assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_WRONLY
+        if operation == "fsync":
+            raise failing
+
+    monkeypatch.setattr("trainer.tensor_files.os.fsync", fsync)
+    monkeypatch.setattr("pathlib.Path.open", lambda self, mode: io.BufferedWriter(File(self, mode)))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)) as raised:
+        write_tensors(path, {"a": torch.ones(3)}, {})
+    assert raised.value.filename == str(path)
+    assert is_passing(raised.value)
 
 
 @pytest.fixture
