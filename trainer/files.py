@@ -31,7 +31,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     with _alone(temporary) as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
-        sync(temporary)
+        os.fsync(file.fileno())  # by no other descriptor: sshfs, for one, tells of a write that failed by this alone
         temporary.replace(path)
 
 

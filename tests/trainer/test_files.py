@@ -1,6 +1,7 @@
 """Files that are whole or not there, and lines that are."""
 
 import errno
+import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,6 +148,20 @@ def test_what_is_on_disk_is_written_whatever_is_told_where_it_is_closed(tmp_path
     write_atomically(tmp_path / "file", "another")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "another"
+
+
+def test_a_write_that_has_failed_is_told_by_the_descriptor_that_wrote(tmp_path, monkeypatch):
+    """As sshfs has it: another one of the same file hears nothing."""
+
+    def fsync(descriptor):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    write_atomically(tmp_path / "file", "old")
+    monkeypatch.setattr("os.fsync", fsync)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        write_atomically(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "old"
 
 
 def test_a_missing_file_has_no_lines_and_one_cut_by_a_crash_is_left_out(tmp_path):
