@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from preprocessing.locks import is_open_at, try_lock
-from preprocessing.status import exists
+from preprocessing.status import exists, is_dir
 
+_NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what a folder is answered by shares of a virtual machine
 _STRETCH = 1 << 16  # bytes that are read at once, where the end of a file's last line is looked for
 
 
@@ -53,10 +55,13 @@ def _alone(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync(path: Path) -> None:
-    """Ask the operating system to put a file or folder on disk."""
+    """Ask the operating system to put a file or folder on disk; that of a folder some file systems don't know."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC or not is_dir(path):
+            raise
     finally:
         os.close(descriptor)
 

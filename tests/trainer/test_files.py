@@ -1,15 +1,26 @@
 """Files that are whole or not there, and lines that are."""
 
+import contextlib
 import errno
 import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tests.limits import room_for
-from trainer.files import DamagedFileError, append_line, discard, incomplete, publish, read_lines, write_atomically
+from trainer.files import (
+    DamagedFileError,
+    append_line,
+    discard,
+    incomplete,
+    publish,
+    read_lines,
+    sync,
+    write_atomically,
+)
 
 DAMAGED_LINES = [b"{", b'{"step": \xff}', b"\0" * 13, b"", b"[" * 100_000, b"9" * 5000]
 
@@ -162,6 +173,19 @@ def test_a_write_that_has_failed_is_told_by_the_descriptor_that_wrote(tmp_path, 
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         write_atomically(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "old"
+
+
+@pytest.mark.parametrize(("number", "is_known"), [
+    (errno.EINVAL, False), (errno.EOPNOTSUPP, False), (errno.ENOSYS, False), (errno.EIO, True), (errno.ENOSPC, True),
+])  # fmt: skip
+def test_a_folder_that_its_file_system_can_not_put_on_disk_is_passed_over(tmp_path, monkeypatch, number, is_known):
+    """VirtualBox's shares, say, have no such operation for folders: no checkpoint would be made."""
+    monkeypatch.setattr("os.fsync", mock.Mock(side_effect=OSError(number, os.strerror(number))))
+    with pytest.raises(OSError, match=os.strerror(number)) if is_known else contextlib.nullcontext():
+        sync(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=os.strerror(number)):
+        sync(tmp_path / "file")
 
 
 def test_a_missing_file_has_no_lines_and_one_cut_by_a_crash_is_left_out(tmp_path):
