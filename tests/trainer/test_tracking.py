@@ -502,6 +502,43 @@ def test_no_system_metrics_is_no_reason_to_stop(
     assert_complete(run, store, only_run(store).info.run_id)
 
 
+def test_system_metrics_go_on_when_a_store_that_was_away_is_back(
+    run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MLflow's monitor ends for good, with a line that has the store's URI, and its password."""
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
+    libraries = logging.getLogger("mlflow")
+    monkeypatch.setattr(libraries, "handlers", [caplog.handler])
+    get_run, is_away = MlflowClient.get_run, threading.Event()
+
+    def get_run_or_fail(client, run_id):
+        if is_away.is_set():
+            raise MlflowException("API request to http://me:secret@127.0.0.1:1 failed")
+        return get_run(client, run_id)
+
+    def steps() -> list[int]:
+        run_id = read_cursor(run).run_id
+        return [step for step, _ in history(store, run_id, "system/cpu_utilization_percentage")] if run_id else []
+
+    def measures() -> bool:
+        return any(thread.name == "SystemMetricsMonitor" for thread in threading.enumerate())
+
+    monkeypatch.setattr(MlflowClient, "get_run", get_run_or_fail)
+    with Tracker(run, "tests", system_metrics=True):
+        wait_for(lambda: len(steps()) > 1)
+        is_away.set()
+        wait_for(lambda: not measures())
+        before = steps()
+        is_away.clear()
+        wait_for(lambda: len(steps()) > len(before) + 1)
+        run.set_outcome("done")
+    found = steps()
+    assert len({*found}) == len(found), "none is told twice"
+    assert "secret" not in caplog.text
+    assert "no system metrics" not in caplog.text
+
+
 def wait_for(condition, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -567,7 +604,7 @@ def test_an_evaluation_that_waits_is_told_of_once_and_costs_a_training_nothing(
         raise WaitingError("1.json waits: no permission", "id")
 
     monkeypatch.setattr(tracker_module, "sync", sync)
-    monitor = SimpleNamespace(finish=lambda: watched.append("no more"))
+    monitor = SimpleNamespace(finish=lambda: watched.append("no more"), _process=threading.current_thread())
     monkeypatch.setattr(tracker_module, "_monitor", lambda _, run_id: watched.append(run_id) or monitor)
     with Tracker(run, "tests", system_metrics=True):
         wait_for(lambda: len(asked) > 4)

@@ -44,6 +44,8 @@ _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's page o
 for _noisy in ("mlflow", "alembic"):  # what a new store's tables are called, and that a monitor has begun
     logging.getLogger(_noisy).setLevel(logging.WARNING)
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # a traceback of every error, which is raised too
+# A monitor that a store which is away ends; with the store's URI, and the password that it may have.
+logging.getLogger("mlflow.system_metrics.system_metrics_monitor").setLevel(logging.CRITICAL)
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # each try of a server that is away, maybe for days
 
 

@@ -7,6 +7,9 @@ import logging
 import threading
 from typing import Any
 
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
 from trainer.run_directory import RunDirectory
 from trainer.tracking.evaluations import WaitingError
 from trainer.tracking.runs import Status, prepare, sync
@@ -71,9 +74,8 @@ class Tracker:
         while not self._done.wait(_INTERVAL) and not self._lost:
             run_id = self._try_sync(None if told else "RUNNING")
             told = told or run_id is not None
-            if run_id and monitor is None and self._system_metrics:
-                monitor = self._try_monitor(run_id)
-                self._system_metrics = monitor is not None
+            if run_id and self._system_metrics and not _is_measuring(monitor):
+                monitor = self._try_monitor(run_id) or monitor
         if monitor is not None:
             monitor.finish()
         is_carried_over = not self._lost and self._try_sync(self._ended) is not None and not self._problem
@@ -99,9 +101,17 @@ class Tracker:
     def _try_monitor(self, run_id: str) -> Any:
         try:
             return _monitor(self._run, run_id)
+        except (MlflowException, OSError):  # the store is away, as a try to sync tells
+            return None
         except Exception as error:
+            self._system_metrics = False
             _log.warning("MLflow: no system metrics: %s", first_line(error))
             return None
+
+
+def _is_measuring(monitor: Any) -> bool:
+    """Whether it still does: MLflow's ends for good where the store is away once."""
+    return monitor is not None and monitor._process is not None and monitor._process.is_alive()
 
 
 def _monitor(run: RunDirectory, run_id: str) -> Any:
@@ -109,6 +119,7 @@ def _monitor(run: RunDirectory, run_id: str) -> Any:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
     uri = read_cursor(run).tracking_uri
+    MlflowClient(uri).get_run(run_id)  # or it would begin with step 0 again where the store is away
     monitor = SystemMetricsMonitor(run_id, sampling_interval=5, resume_logging=True, tracking_uri=uri)
     monitor.start()
     return monitor
