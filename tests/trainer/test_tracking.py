@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import tracemalloc
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -570,6 +571,7 @@ def test_a_store_that_is_locked_for_days_is_told_of_once(
 ) -> None:
     monkeypatch.setattr(tracker_module, "_INTERVAL", 0.01)
     others = [OSError("damaged")] * 2 + [OSError(), OSError("http://me:secret@host is away\nsince noon")]
+    others += [OSError(f"403: Invalid access token. [ReqId: {uuid.uuid4()}]") for _ in range(3)] + [OSError("500")]
     answers = iter([OSError("locked")] * 3 + ["id"] + [OSError("locked")] * 2 + others)
     tries: list[object] = []
 
@@ -583,11 +585,12 @@ def test_a_store_that_is_locked_for_days_is_told_of_once(
     watched: list[str] = []
     monkeypatch.setattr(tracker_module, "_monitor", lambda _, run_id: watched.append(run_id) or mock.Mock())
     with Tracker(run, "tests", system_metrics=True):
-        wait_for(lambda: len(tries) > 11)
+        wait_for(lambda: len(tries) > 15)
     assert watched == ["id"], "once there is a run, and once"
-    assert [line for line in caplog.messages if "try again" in line] == [
-        f"MLflow: {words}; will try again"
-        for words in ("locked", "locked", "damaged", "OSError", "http://host is away")
+    assert [line.partition(". [ReqId: ")[0] for line in caplog.messages if "try again" in line] == [
+        *(f"MLflow: {words}; will try again" for words in ("locked", "locked", "damaged", "OSError")),
+        *("MLflow: http://host is away; will try again", "MLflow: 403: Invalid access token"),
+        "MLflow: 500; will try again",
     ]
     assert not logging.getLogger("mlflow.store.db.utils").isEnabledFor(logging.ERROR), "it prints tracebacks"
 

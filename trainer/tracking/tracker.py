@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from typing import Any
 
@@ -93,7 +94,7 @@ class Tracker:
         except Exception as error:
             run_id = error.run_id if isinstance(error, WaitingError) else None
             problem = first_line(error)
-            if problem != self._problem:  # every few seconds, maybe for days
+            if _without_numbers(problem) != _without_numbers(self._problem):  # every few seconds, maybe for days
                 _log.warning("MLflow: %s; will try again", problem)
         self._problem = problem
         return run_id
@@ -107,6 +108,11 @@ class Tracker:
             self._system_metrics = False
             _log.warning("MLflow: no system metrics: %s", first_line(error))
             return None
+
+
+def _without_numbers(problem: str) -> str:
+    """An error's words but for long ones with digits, such as the number of a request, which each has of its own."""
+    return re.sub(r"\b(?=\w*\d)[\w-]{5,}", "", problem)
 
 
 def _is_measuring(monitor: Any) -> bool:
