@@ -156,6 +156,22 @@ def test_a_run_that_is_renamed_goes_on_in_its_own(run: RunDirectory, store: str)
     assert_complete(renamed, store, only_run(store).info.run_id)
 
 
+def test_a_run_whose_store_has_moved_with_it_is_told_how_to_go_on(
+    run: RunDirectory, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MLflow has the whole paths of its artifacts, too."""
+    old, new = tmp_path / "runs", tmp_path / "elsewhere"
+    main(["sync", str(run.path)])
+    old.rename(new)
+    moved = RunDirectory(new / "demo")
+    add_lines(moved.metrics, 4, 5)
+    assert main(["sync", str(moved.path)]) == 1
+    assert f"{old} is not there; mount it; or, where it has moved, make a link there to" in capsys.readouterr().err
+    old.symlink_to(new)
+    assert main(["sync", str(moved.path)]) == 0
+    assert_complete(moved, store, only_run(store).info.run_id)
+
+
 def test_a_copy_of_a_run_that_was_renamed_has_a_run_of_its_own(run: RunDirectory, store: str) -> None:
     main(["sync", str(run.path)])
     renamed = RunDirectory(run.path.rename(run.path.with_name("renamed")))

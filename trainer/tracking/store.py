@@ -28,7 +28,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_
 from mlflow.tracking import MlflowClient
 
 from preprocessing.locks import holder, lock_file, try_lock, wait_and_lock
-from preprocessing.status import exists
+from preprocessing.status import exists, is_dir
 from trainer.credentials import without_credentials
 from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
@@ -168,8 +168,16 @@ def one_writer(tracking_uri: str, run: Path) -> Iterator[None]:
     """Let no other process, on this host or another, carry over to the same SQLite store, or the same run to a server.
 
     Where the file system has no locks there is none: SQLite has its own between the processes of one host.
+
+    Raises:
+        OSError: the folder of an SQLite store is not there, or the lock can't be taken.
     """
     database = database_of(tracking_uri)
+    if database is not None and not is_dir(database.parent):
+        raise OSError(
+            f"{database.parent} is not there; mount it; or, where it has moved, make a link there to its new place, or "
+            "delete the run's mlflow.json to have everything carried over to another store"
+        )
     path = run / "mlflow.lock" if database is None else database.with_name(f"{database.name}.lock")
     with lock_file(path) as file:
         if wait_and_lock(file, _SOON, lambda _: None) is False:
