@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from preprocessing.command_line import OneLineParser
 from preprocessing.status import is_dir, is_file
 from trainer.tracking import Store, evaluation_store
-from trainer.tracking.store import experiment_id, one_writer, what_failed
+from trainer.tracking.store import experiment_id, one_writer, time_for_uploads, what_failed
 
 # isort: split
 import mlflow  # after trainer.tracking, which says how patient it is and that it reports to nobody
@@ -102,7 +102,7 @@ def register(
     except ValueError as error:  # not MLflow's own, but of what reads the address
         raise UsageError(f"MLFLOW_TRACKING_URI is not the address of a store ({error}); mend it") from error
     mlflow.set_experiment(experiment_id=experiment)
-    with tempfile.TemporaryDirectory() as folder, _without_bytecode():
+    with tempfile.TemporaryDirectory() as folder, _without_bytecode(), time_for_uploads():
         artifacts = {EXPORT: str(export.resolve())}
         if terms is not None:
             artifacts[TERMS] = str(Path(folder) / "terms.json")

@@ -21,7 +21,9 @@ import pytest
 import requests
 import torch
 import transformers
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
+from mlflow.models import Model
 from mlflow.tracking import MlflowClient
 
 from eval import registry
@@ -111,6 +113,25 @@ def test_a_loaded_version_gives_pooled_hidden_states(run: RunDirectory, tmp_path
         np.testing.assert_allclose(default[i], states[-1][0].mean(dim=0), rtol=0, atol=1e-5)
         for pooling, expected in by_hand.items():
             np.testing.assert_allclose(middle[pooling][i], expected, rtol=0, atol=1e-5, err_msg=pooling)
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(None, 600), ("7", 7)])
+def test_a_server_gets_time_for_a_model_of_gigabytes(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, given: str | None, seconds: int
+) -> None:
+    """It answers an upload when it has put it where its artifacts lie, which may be another one's storage."""
+    waits, log = [], Model.log
+
+    def log_and_note(*arguments: Any, **more: Any) -> Any:
+        waits.append(MLFLOW_HTTP_REQUEST_TIMEOUT.get())
+        return log(*arguments, **more)
+
+    monkeypatch.setattr("trainer.tracking.store._GIVEN", given)
+    monkeypatch.setattr(Model, "log", log_and_note)
+    before = MLFLOW_HTTP_REQUEST_TIMEOUT.get()
+    register(run)
+    assert waits == [seconds]
+    assert MLFLOW_HTTP_REQUEST_TIMEOUT.get() == before
 
 
 def test_a_store_is_held_while_it_is_written_to_and_not_while_a_corpus_is_read(

@@ -17,10 +17,6 @@ import pydantic
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a training reports to its user and to nobody else
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # among the lines of a training
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # with the password that it may have
-# MLflow's own patience with a server that is away is minutes for each request. Nothing is lost by less: what did not
-# arrive is sent again.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
 from mlflow.entities import LifecycleStage
 from mlflow.exceptions import MlflowException
@@ -35,6 +31,14 @@ from trainer.run_directory import RunDirectory
 from trainer.settings import first_problem
 
 _log = logging.getLogger(__name__)
+
+# MLflow's own patience with a server that is away is minutes for each request. Nothing is lost by less: what did not
+# arrive is sent again. It looks at these variables before each one.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"  # seconds
+_GIVEN = os.environ.get(_TIMEOUT)  # by the user
+_OF_UPLOADS = "600"
+os.environ.setdefault(_TIMEOUT, "20")
 
 Whole = Annotated[int, pydantic.Field(ge=0, lt=1 << 63)]  # a step, or a time: as the tables of MLflow have room for
 
@@ -186,6 +190,17 @@ def one_writer(tracking_uri: str, run: Path) -> Iterator[None]:
         if database is not None and not exists(database):
             _create(database)
         yield
+
+
+@contextlib.contextmanager
+def time_for_uploads() -> Iterator[None]:
+    """Wait longer for a server: it answers once gigabytes lie where it keeps artifacts, maybe in a cloud's storage."""
+    before = os.environ[_TIMEOUT]
+    os.environ[_TIMEOUT] = _GIVEN or _OF_UPLOADS
+    try:
+        yield
+    finally:
+        os.environ[_TIMEOUT] = before
 
 
 def _create(database: Path) -> None:
