@@ -182,11 +182,13 @@ class RunDirectory:
             name = pointer.read_text(encoding="utf-8", errors="replace").strip()
         except (FileNotFoundError, IsADirectoryError):
             return found
-        if name not in [path.name for path in found]:
+        named = self.checkpoints / name
+        # By its name: over NFS a node that has listed the folder may have that list for a minute more.
+        if not (_is_of_step(named) and exists(named)):
             raise CheckpointError(
                 f"{pointer}: names {name!r}, which is not there; write the name of a checkpoint into it"
             )
-        return [path for path in found if step_number(path) <= step_number(Path(name))]
+        return [named, *(path for path in found if step_number(path) < step_number(named))]
 
     @property
     def step(self) -> int:
@@ -206,8 +208,11 @@ def step_name(step: int) -> str:
 
 def step_folders(folder: Path) -> list[Path]:
     """Those that are named after a step, the earliest first; what people leave beside them is passed over."""
-    found = [path for path in entries(folder) if re.fullmatch(r"step-[0-9]{6,18}", path.name)]
-    return sorted((path for path in found if path.name == step_name(step_number(path))), key=step_number)
+    return sorted(filter(_is_of_step, entries(folder)), key=step_number)
+
+
+def _is_of_step(path: Path) -> bool:
+    return bool(re.fullmatch(r"step-[0-9]{6,18}", path.name)) and path.name == step_name(step_number(path))
 
 
 def newest_around(path: Path, kind: Literal["checkpoints", "exports"]) -> Path | None:

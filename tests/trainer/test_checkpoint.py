@@ -138,6 +138,16 @@ def test_the_pointer_can_be_set_back_by_hand(run):
     assert run.candidates() == [run.checkpoint(8), run.checkpoint(4)]
 
 
+def test_what_the_pointer_names_is_looked_for_by_its_name(run, monkeypatch):
+    """Over NFS a node that listed the folder as it started sees no newer checkpoint for up to a minute."""
+    commit(run, 4)
+    listed = list(run.checkpoints.iterdir())
+    commit(run, 8)
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(listed))
+    assert run.candidates() == [run.checkpoint(8), run.checkpoint(4)]
+    assert run.step == 8
+
+
 def test_without_a_pointer_the_newest_checkpoint_is_the_latest(run):
     for step in (4, 8):
         commit(run, step)
