@@ -1,4 +1,4 @@
-"""The directory that all ranks share: space, writing, putting on disk, renaming."""
+"""The directory that all ranks share: space, writing, adding, putting on disk, renaming."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def check_space(directory: Path, needed: float) -> Finding:
 
 
 def check_writing(directory: Path) -> Finding:
-    """Write a file, put it on disk, rename it over another one; and how often a second a block gets onto the disk."""
+    """Do what a run does to files and folders there, and see how often a second a block gets onto the disk."""
     target = directory / f".doctor-{os.uname().nodename}-{os.getpid()}"
     beside = target.with_name(f"{target.name}.new")  # a node's name may have dots in it
+    folder = target.with_name(f"{target.name}.folder")
     try:
         target.write_bytes(b"old")
         write_synced(beside, b"new")
@@ -51,17 +52,39 @@ def check_writing(directory: Path) -> Finding:
                 "This file system breaks renames, on which checkpoints rest: take another one.",
             )  # fmt: skip
         rate = _sync_rate(beside)
+        try:
+            _add_and_rename(target, folder)
+        except OSError as error:
+            return Finding(
+                "writing", "wrong", f"{directory}: no file can be added to, or no folder renamed ({error.strerror})",
+                "Metrics and checkpoints need both, which mounts of object storage may lack: take another file system.",
+            )  # fmt: skip
     except OSError as error:
         return Finding("writing", "wrong", f"{directory}: {error.strerror}", advice_for(error))
     finally:
         for path in (target, beside):
             remove(path)
+        for path in (folder, _renamed(folder)):
+            shutil.rmtree(path, ignore_errors=True)
     return judge(
         "writing",
         f"write, fsync and rename work in {directory}; {rate:,.0f} fsyncs a second",
         "Slow: checkpoints wait for their files to reach the disk. A parallel file system or a local disk is faster.",
         warning=rate < _SLOW_SYNCS,
     )
+
+
+def _add_and_rename(file: Path, folder: Path) -> None:
+    """Add to a file, as metrics are, and rename a folder that is not empty, as a checkpoint is."""
+    with file.open("ab") as opened:
+        opened.write(b"er")
+    folder.mkdir()
+    (folder / "file").touch()
+    folder.rename(_renamed(folder))
+
+
+def _renamed(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.renamed")
 
 
 def write_synced(path: Path, content: bytes) -> None:

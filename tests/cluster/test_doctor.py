@@ -1,5 +1,6 @@
 """python -m cluster.doctor: on this machine as it is, with things broken, alone and as ranks."""
 
+import errno
 import json
 import os
 import re
@@ -435,6 +436,23 @@ def test_a_file_system_that_shows_the_old_file_after_a_rename(tmp_path, monkeypa
     monkeypatch.setattr(Path, "replace", lambda *_: None)
     found = check_writing(tmp_path)
     assert (found.state, found.found) == ("wrong", f"{tmp_path}: a renamed file is still the old one")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", ["rename", "open"])
+def test_a_mount_of_object_storage_that_renames_no_folder_or_adds_to_no_file(tmp_path, monkeypatch, call):
+    """A run would begin there, and find that out at its first checkpoint."""
+    work = getattr(Path, call)
+
+    def refuse(path, *arguments, **named):
+        if call == "rename" or arguments == ("ab",):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return work(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, call, refuse)
+    found = check_writing(tmp_path)
+    assert found.state == "wrong"
+    assert found.found == f"{tmp_path}: no file can be added to, or no folder renamed (Too many open files)"
     assert not list(tmp_path.iterdir())
 
 
