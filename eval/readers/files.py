@@ -82,7 +82,9 @@ def _not_utf8(path: Path, line: int, byte: int) -> DatasetError:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a file as split_lines has them, one after the other: the file may be larger than the memory.
+    """The lines of a file, one after the other: it may be larger than the memory.
+
+    They end with LF or CR LF, and with nothing else: texts hold other separators, as within a cell.
 
     Raises:
         DatasetError, UsageError, UnavailableError: as read_text.
@@ -97,9 +99,3 @@ def read_lines(path: Path) -> Iterator[str]:
                 yield text.removesuffix("\n").removesuffix("\r")
     except OSError as error:
         raise DatasetError(f"{path}: can't read it ({error.strerror})") from error
-
-
-def split_lines(text: str) -> list[str]:
-    """Lines that end with LF or CR LF, and with nothing else: texts hold other separators, as within a cell."""
-    lines = text.split("\n")
-    return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]

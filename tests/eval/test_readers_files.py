@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eval.readers.examples import DatasetError
-from eval.readers.files import read_lines, read_text, split_lines
+from eval.readers.files import read_lines, read_text
 from eval.tasks import datasets
 from preprocessing.storage_errors import UnavailableError
 from tests.failing import REASON, fail_at
@@ -41,19 +41,19 @@ def test_no_data_set_is_put_together_from_two_folders(
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "lines"),
     [
-        b"",
-        b"a",
-        b"a\n",
-        b"\xef\xbb\xbfa\r\n\r\nb\x0bc\xe2\x80\xa8d\r\n",
-        b"\n\na\rb\r",
-        b" a \t\r\n\xef\xbb\xbfb\n",
+        (b"", []),
+        (b"a", ["a"]),
+        (b"a\n", ["a"]),
+        (b"\xef\xbb\xbfa\r\n\r\nb\x0bc\xe2\x80\xa8d\r\n", ["a", "", "b\x0bc\u2028d"]),
+        (b"\n\na\rb\r", ["", "", "a\rb"]),
+        (b" a \t\r\n\xef\xbb\xbfb\n", [" a \t", "\ufeffb"]),
     ],
 )
-def test_lines_one_by_one_are_those_of_the_whole_text(tmp_path: Path, content: bytes) -> None:
+def test_lines_end_with_lf_or_cr_lf_alone(tmp_path: Path, content: bytes, lines: list[str]) -> None:
     (tmp_path / "file").write_bytes(content)
-    assert list(read_lines(tmp_path / "file")) == split_lines(read_text(tmp_path / "file"))
+    assert list(read_lines(tmp_path / "file")) == lines
 
 
 def test_lines_that_cannot_be_read(tmp_path: Path) -> None:
