@@ -61,21 +61,23 @@ class Batch:
     Attributes:
         tokens: of all sequences.
         targets: int64, or float32 for figures: those of all samples, one after the other.
+        counted: int64 [R], ascending, which targets count: of figures all of them, whichever they are. Found before
+            they are on a device, where the host would wait for their number.
     """
 
     tokens: PackedTokens
     targets: Tensor
+    counted: Tensor
 
     @property
     def count(self) -> int:
-        """Targets that count: of figures all of them, whichever they are."""
-        if self.targets.is_floating_point():
-            return self.targets.numel()
-        return int((self.targets != EMPTY_SLOT).sum())
+        """Targets that count."""
+        return len(self.counted)
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
-        return replace(self, tokens=self.tokens.to(device), targets=send(self.targets, device))
+        targets, counted = send(self.targets, device), send(self.counted, device)
+        return replace(self, tokens=self.tokens.to(device), targets=targets, counted=counted)
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
@@ -85,7 +87,9 @@ def collate(samples: Sequence[Sample]) -> Batch:
     types = np.concatenate([np.arange(len(sequence.ids)) >= sequence.second for sequence in sequences])
     lengths = torch.tensor([len(sequence.ids) for sequence in sequences])
     tokens = PackedTokens.from_flat(torch.from_numpy(ids), torch.from_numpy(types.astype(np.int64)), lengths)
-    return Batch(tokens, torch.tensor([target for sample in samples for target in sample.targets]))
+    targets = torch.tensor([target for sample in samples for target in sample.targets])
+    counts = torch.ones_like(targets) if targets.is_floating_point() else targets != EMPTY_SLOT
+    return Batch(tokens, targets, counts.nonzero().squeeze(1))
 
 
 class Encoder:

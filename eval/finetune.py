@@ -156,9 +156,9 @@ def predict(
     order = sorted(range(len(samples)), key=lambda i: samples[i].size)  # batches of about one length
     logits: list[np.ndarray] = [np.empty(0)] * len(samples)
     for part in cut([samples[i].size for i in order], settings.max_tokens):
-        batch = collate([samples[order[i]] for i in part]).to(device)
+        batch = collate([samples[order[i]] for i in part])
         with torch.inference_mode(), autocast(settings, device):
-            scores = model(batch).float().cpu()
+            scores = model(batch.to(device)).float().cpu()
         if not torch.isfinite(scores).all():
             raise DivergedError("the trained model's scores contain NaN or infinity")
         for i, of_sample in zip(part, model.split(scores, batch), strict=True):

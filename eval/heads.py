@@ -16,7 +16,7 @@ from typing_extensions import override
 from eval.encoding import Batch
 from trainer.attention import dropout
 from trainer.hugging_face import Export
-from trainer.model import EMPTY_SLOT, BertConfig, BertModel, Pooler, initialize
+from trainer.model import BertConfig, BertModel, Pooler, initialize
 
 _ENCODER, _POOLER = "bert.", "pooler."
 
@@ -139,18 +139,18 @@ class TagHead(Head):
 
     @override
     def rows(self, batch: Batch) -> Tensor:
-        return (batch.targets != EMPTY_SLOT).nonzero().squeeze(1)
+        return batch.counted
 
     @override
     def losses(self, logits: Tensor, batch: Batch) -> Tensor:
         """Cross entropies [R]."""
-        return F.cross_entropy(logits, batch.targets[self.rows(batch)], reduction="none")
+        return F.cross_entropy(logits, batch.targets[batch.counted], reduction="none")
 
     @override
     def split(self, logits: Tensor, batch: Batch) -> list[Tensor]:
         """[R, K] -> a table for each sequence, with a row for each of its tokens that are read."""
-        tagged = (batch.targets != EMPTY_SLOT).split(batch.tokens.lengths.tolist())
-        return list(logits.split([int(of_sequence.sum()) for of_sequence in tagged]))
+        ends = torch.searchsorted(batch.counted, batch.tokens.bounds.long())
+        return list(logits.split(ends.diff().tolist()))
 
 
 class FineTunedBert(nn.Module):

@@ -130,10 +130,14 @@ class PackedTokens:
         return self.bounds.diff()
 
     def pad(self, values: Tensor, padding: float = 0.0) -> Tensor:
-        """[T, ...] -> [B, S, ...], with ``padding`` after the end of each sequence."""
-        real = torch.arange(self.longest, device=values.device) < self.lengths[:, None]  # [B, S]
-        padded = values.new_full((*real.shape, *values.shape[1:]), padding)
-        padded[real] = values
+        """[T, ...] -> [B, S, ...], with ``padding`` after the end of each sequence.
+
+        By the numbers of places, not by a mask: how many places that has, the host would wait for.
+        """
+        places = torch.arange(len(values), device=values.device, dtype=self.bounds.dtype)
+        sequences = torch.searchsorted(self.bounds[1:], places, right=True)
+        padded = values.new_full((len(self.bounds) - 1, self.longest, *values.shape[1:]), padding)
+        padded[sequences, self.position_ids] = values
         return padded
 
     def select(self, rows: Tensor) -> Selection:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from cuda_stand_in import build, why_not
 from eval.results import read_results
 from gpu_predictions import BEST_IN_GRAPHS, LADDER
 from tests.eval.conftest import CONFIG, random_state
+from tests.eval.small_data import write_codah, write_conll, write_mrpc, write_squad, write_stsb
 from tests.ranks import launched
 from tests.trainer.shard_factory import write_shards
 from trainer.files import read_lines
@@ -228,6 +230,57 @@ def test_held_out_samples_are_scored_on_the_device_that_is_asked_for(environment
         results = read_results(tmp_path / device / "results.json")
         assert results["settings"]["device"] == device
         assert (results["tasks"]["nsp"]["metrics"]["loss"]["value"] == 0) == (device == "cuda")  # it gives zeros
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_tasks_of_every_kind_are_learned(precision: str, environment: dict[str, str], tmp_path: Path):
+    """But for a BiLSTM on a frozen encoder: cuDNN has none for a stand-in."""
+    shards, config = write_shards(tmp_path / "shards", train=(2,)), replace(CONFIG, max_position_embeddings=80)
+    save_export(tmp_path / "export", random_state(config), config, shards / "tokenizer", {})
+    for write in (write_mrpc, write_stsb, write_codah, write_conll):
+        write(tmp_path / "data")
+    write_squad(tmp_path / "data", "v2.0")
+    tasks = ("mrpc", "stsb", "codah", "conll2003", "squad_v2")
+    done = run(
+        environment, "-m", "eval.run", "--checkpoint", tmp_path / "export", "--tasks", ",".join(tasks), "--data",
+        tmp_path / "data", "--output", tmp_path / "out", "--learning-rates", "1e-3", "--epochs", "1", "--batch-sizes",
+        "8", "--precision", precision, "--save-models", "--no-tracking",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    results = read_results(tmp_path / "out" / "results.json")
+    assert [results["tasks"][name]["details"]["points"][0]["device"] for name in tasks] == ["cuda"] * len(tasks)
+
+
+@pytest.mark.parametrize(
+    ("head", "targets"),
+    [
+        ("ClassificationHead(config, 3)", "(2,)"),
+        ("SpanHead(config)", "(1, 3)"),
+        ("TagHead(config, 3)", "(-100, 2, 1, -100)"),
+    ],
+)
+def test_no_step_of_a_task_waits_for_the_device(head: str, targets: str, environment: dict[str, str]):
+    """How long sequences are, and which of their tokens are read, the host knows by itself."""
+    program = f"""if True:
+        import numpy as np
+        import torch
+        from benchmarks.cuda_stand_in import counts
+        from eval.encoding import Sample, Segments, collate
+        from eval.finetune import Hyperparameters, Settings, learn
+        from eval.heads import ClassificationHead, FineTunedBert, SpanHead, TagHead
+        from tests.eval.conftest import CONFIG as config
+        from trainer.model import BertModel
+
+        model, device = FineTunedBert(BertModel(config), {head}).to("cuda"), torch.device("cuda")
+        sample, waits = Sample((Segments(np.arange(4), 2),), {targets}), []
+        for steps in (1, 1, 3, 9):
+            before, point = counts(), Hyperparameters(1e-3, 1, 8, 0)
+            learn(model, [sample] * 8 * steps, collate, point, Settings(), device, lambda *_: None)
+            waits.append(counts().since(before).waits)
+        print(waits[1:])
+    """
+    done = run(environment, "-c", program + END)
+    assert (done.stdout, done.returncode) == ("[1, 1, 1]\n", 0), done.stderr
 
 
 def test_kernels_are_compared_as_the_doctor_does(environment: dict[str, str]):
