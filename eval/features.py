@@ -35,6 +35,7 @@ from preprocessing.status import exists, make_folder
 from trainer.files import incomplete, sync
 from trainer.hugging_face import Export
 from trainer.model import BertConfig, BertModel
+from trainer.packing import send
 
 Combine = Literal["concatenated", "weighted"]
 
@@ -78,7 +79,7 @@ class Sentences:
 
     def to(self, device: torch.device) -> Sentences:
         """The same on a device."""
-        return dataclasses.replace(self, states=self.states.to(device), targets=self.targets.to(device))
+        return dataclasses.replace(self, states=send(self.states, device), targets=send(self.targets, device))
 
 
 class LstmTagger(nn.Module):

@@ -283,6 +283,22 @@ def test_no_step_of_a_task_waits_for_the_device(head: str, targets: str, environ
     assert (done.stdout, done.returncode) == ("[1, 1, 1]\n", 0), done.stderr
 
 
+def test_states_of_a_frozen_encoder_are_not_waited_for(environment: dict[str, str]):
+    program = """if True:
+        import torch
+        from benchmarks.cuda_stand_in import counts
+        from eval.features import Sentences
+
+        device = torch.device("cuda")
+        torch.ones(1, device=device)
+        before = counts()
+        there = Sentences(torch.ones(5, 3, 8), torch.ones(5, dtype=torch.int64), [2, 3]).to(device)
+        print(there.states.device, there.targets.device, counts().since(before).waits)
+    """
+    done = run(environment, "-c", program)
+    assert (done.stdout, done.returncode) == ("cuda:0 cuda:0 0\n", 0), done.stderr
+
+
 def test_kernels_are_compared_as_the_doctor_does(environment: dict[str, str]):
     done = run(environment, "-m", "cluster.checkup.kernels")
     assert done.returncode == 0, done.stderr[-4000:]
