@@ -128,7 +128,7 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     use_deterministic_kernels(True, plan.bench.device)
     began = time.perf_counter()
     with _frozen_states(arguments.output, plan) as delete_states:
-        failed = learn(arguments, words, list(plan.experiments.values()))
+        failed = learn(arguments, words, plan)
         if _is_mine_to_collect(arguments, plan):
             with locked(collecting):
                 by_another = arguments.grid_count > 1 or stamp(arguments.output / RESULTS) != before
@@ -157,14 +157,15 @@ def _frozen_states(output: Path, plan: Plan) -> Iterator[Callable[[], None]]:
         yield delete
 
 
-def learn(arguments: argparse.Namespace, words: Sequence[str], experiments: Sequence[Experiment]) -> dict[str, str]:
+def learn(arguments: argparse.Namespace, words: Sequence[str], plan: Plan) -> dict[str, str]:
     """Run the points that are missing, or this process's share of them; returns the tasks that failed and why."""
-    work = share(experiments, arguments.grid_index, arguments.grid_count)
+    sharing = arguments.grid_index, arguments.grid_count
+    work = share(list(plan.experiments.values()), *sharing)
     if arguments.workers > 1:
         words = [*words, "--checkpoint", str(arguments.checkpoint)]  # whatever a link among them leads to by now
-        done = run_side_by_side(words, arguments.workers, arguments.grid_index, arguments.grid_count)
+        done = run_side_by_side(words, arguments.workers, *sharing, plan.bench.device)
         return {} if done else left_undone(work)
-    if experiments and not work:
+    if plan.experiments and not work:
         _log.info("there are fewer grid points than the %d processes; none is this one's", arguments.grid_count)
     return run_points(work, wait=arguments.grid_count == 1)
 

@@ -108,17 +108,17 @@ def describe(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def run_side_by_side(words: Sequence[str], workers: int, index: int, count: int) -> bool:
+def run_side_by_side(words: Sequence[str], workers: int, index: int, count: int, device: torch.device) -> bool:
     """Run the command of these words in several processes that divide the points, or this process's share of them.
 
-    Each has a GPU of its own where there are some. Whatever they fail at is missing afterwards, and standard error says
-    why. When this one is stopped, so are they.
+    Whatever they fail at is missing afterwards, and standard error says why. When this one is stopped, so are they.
 
     Args:
         words: of the command.
         workers: how many.
         index: of this process among those that share the grids, from 0.
         count: of those.
+        device: that they learn on; of several GPUs each has one of its own, and of a CPU's cores its part.
 
     Returns:
         Whether all ended well.
@@ -127,7 +127,7 @@ def run_side_by_side(words: Sequence[str], workers: int, index: int, count: int)
     try:
         for worker in range(workers):
             command = [sys.executable, "-m", "eval.run", *worker_words(words, worker, workers, index, count)]
-            environment = {**os.environ, **_place(worker, workers)}
+            environment = {**os.environ, **_place(worker, workers, device)}
             processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))  # noqa: S603  ours
         codes = [process.wait() for process in processes]
         return not any(codes)
@@ -159,9 +159,9 @@ def worker_words(words: Sequence[str], worker: int, workers: int, index: int, co
     return [*words, "--workers", "1", "--points-only", *sharing, EFFECTS_TOLD]
 
 
-def _place(worker: int, workers: int) -> dict[str, str]:
+def _place(worker: int, workers: int, device: torch.device) -> dict[str, str]:
     """Environment of a worker: its GPU, or its part of the cores."""
-    if torch.cuda.is_available():
+    if device.type == "cuda":
         count = torch.cuda.device_count()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
         return {"CUDA_VISIBLE_DEVICES": visible.split(",")[worker % count]}

@@ -705,10 +705,10 @@ def test_workers_are_given_the_export_that_a_link_led_to_at_the_start(
     link.symlink_to(export.name)
     given: list[Path] = []
 
-    def move_and_parse(words: Sequence[str], *sharing: int) -> bool:
+    def move_and_parse(words: Sequence[str], workers: int, index: int, count: int, _device: torch.device) -> bool:
         link.unlink()
         link.symlink_to("step-000009")
-        given.append(parse(worker_words(words, 0, *sharing)).checkpoint)
+        given.append(parse(worker_words(words, 0, workers, index, count)).checkpoint)
         return True
 
     monkeypatch.setattr(evaluation, "run_side_by_side", move_and_parse)
@@ -716,7 +716,7 @@ def test_workers_are_given_the_export_that_a_link_led_to_at_the_start(
     assert given == [export]
 
 
-def workers_here(words: Sequence[str], workers: int, index: int, count: int) -> bool:
+def workers_here(words: Sequence[str], workers: int, index: int, count: int, _device: torch.device) -> bool:
     """One after the other in this process, which has imported torch already."""
     codes = [main(worker_words(words, worker, workers, index, count)) for worker in range(workers)]
     return not any(codes)
@@ -772,27 +772,28 @@ def replace_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
 @pytest.mark.parametrize(("command", "well"), [("exit 0", True), ("exit $7", False)], ids=["all", "the first alone"])
 def test_whether_workers_end_well_is_known(command: str, well: bool, replace_workers: Callable[[str], None]) -> None:
     replace_workers(command)
-    assert run_side_by_side([], 2, 0, 1) is well
+    assert run_side_by_side([], 2, 0, 1, torch.device("cpu")) is well
 
 
 @pytest.mark.parametrize(
-    ("gpus", "visible", "places"),
-    [(2, None, ["0", "1", "0"]), (2, "4,GPU-7", ["4", "GPU-7", "4"]), (0, None, ["", "", ""])],
+    ("device", "visible", "places"),
+    [("cuda", None, ["0", "1", "0"]), ("cuda", "4,GPU-7", ["4", "GPU-7", "4"]), ("cpu", None, ["", "", ""])],
 )
 def test_each_worker_has_a_gpu_of_its_own_or_its_part_of_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace_workers: Callable[[str], None], gpus: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace_workers: Callable[[str], None], device: str,
     visible: str | None, places: list[str],
 ) -> None:  # fmt: skip
+    """Of the cores too where there are GPUs that something else has, such as a training."""
     for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     replace_workers(f'echo "$CUDA_VISIBLE_DEVICES,$OMP_NUM_THREADS" > {tmp_path}/$7')
-    assert run_side_by_side([], 3, 0, 1)
-    threads = "" if gpus else "2"
+    assert run_side_by_side([], 3, 0, 1, torch.device(device))
+    threads = "2" if device == "cpu" else ""
     assert [(tmp_path / str(worker)).read_text() for worker in range(3)] == [f"{place},{threads}\n" for place in places]
 
 
