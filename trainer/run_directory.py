@@ -184,7 +184,7 @@ class RunDirectory:
             return found
         named = self.checkpoints / name
         # By its name: over NFS a node that has listed the folder may have that list for a minute more.
-        if not (_is_of_step(named) and exists(named)):
+        if not (name == named.name and _is_of_step(named) and exists(named)):
             raise CheckpointError(
                 f"{pointer}: names {name!r}, which is not there; write the name of a checkpoint into it"
             )

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from trainer.files import DamagedFileError
 
+_NAMES = {torch.float32: "F32"}  # of the kinds of numbers that are written
+
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """Write tensors and put them on disk, in a folder that has no final name yet; the bytes are those of safetensors.
@@ -59,7 +61,7 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.nbytes
-        content[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        content[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # so that numbers begin where their size divides the place
     return len(text).to_bytes(8, "little") + text
