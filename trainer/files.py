@@ -104,33 +104,30 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
     Raises:
         OSError: nothing was added, or some of it that can't be taken back now.
     """
-    line, end = (json.dumps(values) + "\n").encode(), _end_of_lines(path)
+    line, end = (json.dumps(values) + "\n").encode(), None
     try:
-        with path.open("a+b") as file:
-            if file.tell() > end:
+        with path.open("a+b") as file:  # once: a step of the training waits while a network's disk is asked
+            size, end = file.tell(), _end_of_lines(file)
+            if size > end:
                 file.truncate(end)
             file.seek(max(0, end - len(line) - 1))
             if file.read(len(line) + 1) not in (line, b"\n" + line):
                 file.write(line)
     except OSError:
-        with contextlib.suppress(OSError):
-            os.truncate(path, end)
+        if end is not None:
+            with contextlib.suppress(OSError):
+                os.truncate(path, end)
         raise
 
 
-def _end_of_lines(path: Path) -> int:
-    """Where the last line that has an end ends, in bytes from the file's beginning; 0 for a missing file."""
-    try:  # exists() would say no where storage fails, from Python 3.14 on, and all lines would go
-        file = path.open("rb")
-    except FileNotFoundError:
-        return 0
-    with file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            begin = file.seek(max(0, end - _STRETCH))
-            if length := file.read(end - begin).rfind(b"\n") + 1:
-                return begin + length
-            end = begin
+def _end_of_lines(file: BinaryIO) -> int:
+    """Where the last line that has an end ends, in bytes from the file's beginning."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = file.seek(max(0, end - _STRETCH))
+        if length := file.read(end - begin).rfind(b"\n") + 1:
+            return begin + length
+        end = begin
     return 0
 
 

@@ -68,6 +68,15 @@ def test_what_a_killed_process_left_is_written_over(tmp_path):
     assert path.read_text() == "new"
 
 
+def test_a_line_opens_its_file_once(tmp_path, monkeypatch):
+    """A training step waits for that, which is some requests of a network's disk each time."""
+    opened, path_open = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *mode: opened.append(path) or path_open(path, *mode))
+    for step in (1, 2, 3):
+        append_line(tmp_path / "metrics.jsonl", {"step": step})
+    assert len(opened) == 3
+
+
 def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):
     path = tmp_path / "metrics.jsonl"
     append_line(path, {"step": 1})
