@@ -134,12 +134,16 @@ def _is_finite(values: Tensor) -> bool:
 def check_files(directory: Path, world: int) -> None:
     """See that every rank has written its file and then its checksum; verify_state reads them as well.
 
+    All ranks wait for this: what is listed is not looked at one by one, and what is not may be listed late.
+
     Raises:
         StateError: one is missing.
+        OSError: the folder can't be listed.
     """
+    listed = set(directory.iterdir())
     paths = [directory / file_name(rank, world) for rank in range(world)]
-    missing = [path.name for path in paths if not (is_file(path) and is_file(path.with_suffix(_CHECKSUM)))]
-    if missing:
+    parts = ((path, part) for path in paths for part in (path, path.with_suffix(_CHECKSUM)))
+    if missing := [path.name for path, part in parts if part not in listed and not is_file(part)]:
         raise StateError(f"{directory}: {missing[0]} or its checksum was not written")
 
 

@@ -345,6 +345,19 @@ def test_what_a_rank_writes_is_on_disk_before_it_has_its_name(tmp_path, monkeypa
     assert {name.removeprefix(".").removesuffix(".incomplete") for name in synced} == written
 
 
+def test_files_that_are_listed_are_not_looked_at_one_by_one(tmp_path, monkeypatch):
+    """A file system answers for one after the other, of hundreds of ranks, while all of them wait."""
+    write(tmp_path, "shares of each")
+    monkeypatch.setattr("trainer.sharded_state.is_file", lambda _: 1 / 0)
+    check_files(tmp_path, 2)
+
+
+def test_files_that_are_not_listed_yet_are_looked_for_by_their_names(tmp_path, monkeypatch):
+    write(tmp_path, "shares of each")
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter([]))
+    check_files(tmp_path, 2)
+
+
 @pytest.mark.parametrize("lost", ["state-00001-of-00002.safetensors", "state-00001-of-00002.blake2b"])
 def test_what_a_rank_did_not_write_is_missed(tmp_path, lost):
     write(tmp_path, "shares of each")
