@@ -94,7 +94,7 @@ def _check_run(program: Program, recipe: Recipe) -> None:
         has_checkpoint = run.step > 0
     except CheckpointError as error:
         raise ConfigError(f"{program.name}: {error}") from error
-    except OSError:  # a folder that the nodes' user may enter and this one may not
+    except (OSError, UnavailableError):  # a folder that the nodes' user may enter and this one may not, or their disk
         return
     begun = load_recipe(run.config) if os.access(run.config, os.R_OK) else recipe
     if changed := differences(begun, recipe):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
-from preprocessing.status import entries, exists, is_dir, is_file
-from preprocessing.storage_errors import is_passing
+from preprocessing.status import entries, exists, is_dir, is_file, status
+from preprocessing.storage_errors import is_passing, unavailable
 from preprocessing.terminal import in_line
 from trainer.files import incomplete, write_atomically
 
@@ -175,7 +175,11 @@ class RunDirectory:
 
         Raises:
             CheckpointError: ``latest`` names something that is not there.
+            UnavailableError: the folder is a link to another disk, which is not mounted.
         """
+        if status(self.checkpoints) is None and status(self.checkpoints, follow=False) is not None:
+            why = "a link to what is not there: mount that, or remove the link to begin with step 0"
+            raise unavailable(self.checkpoints, why)
         found = step_folders(self.checkpoints)[::-1]
         pointer = self.latest
         try:

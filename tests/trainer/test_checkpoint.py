@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from preprocessing.schema import checksum_of
+from preprocessing.storage_errors import UnavailableError
 from trainer.checkpoint import (
     RunState,
     begin_checkpoint,
@@ -146,6 +147,19 @@ def test_what_the_pointer_names_is_looked_for_by_its_name(run, monkeypatch):
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(listed))
     assert run.candidates() == [run.checkpoint(8), run.checkpoint(4)]
     assert run.step == 8
+
+
+def test_a_disk_of_checkpoints_that_is_not_mounted_is_no_new_run(run, tmp_path):
+    """It would lose the metrics of all steps, and begin again."""
+    commit(run, 4)
+    disk = run.checkpoints.rename(tmp_path / "disk")
+    run.checkpoints.symlink_to(disk)
+    assert run.step == 4
+    away = disk.rename(tmp_path / "unmounted")
+    with pytest.raises(UnavailableError, match=r"checkpoints: can't be read now \(a link to what is not there: mount"):
+        run.candidates()
+    away.rename(disk)
+    assert run.step == 4
 
 
 def test_without_a_pointer_the_newest_checkpoint_is_the_latest(run):
