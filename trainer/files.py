@@ -95,24 +95,25 @@ def discard(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def append_line(path: Path, values: dict[str, Any]) -> None:
-    """Add an object, unlike the one before it, to a file of JSON lines, floats in full precision: all of it or nothing.
+def append_lines(path: Path, *objects: dict[str, Any]) -> None:
+    """Add objects, each unlike the one before it, to a file of JSON lines: all of them or nothing.
 
-    What storage that failed has left of a line before, and did not let be taken back, is taken back first; or it is
-    this very line, where all of it was written before a network's disk said no.
+    Floats have their full precision. What storage that failed has left of a line before, and did not let be taken back,
+    is taken back first; or it is the first of these very lines, which were written before a network's disk said no.
 
     Raises:
         OSError: nothing was added, or some of it that can't be taken back now.
     """
-    line, end = (json.dumps(values) + "\n").encode(), None
+    lines, end = [(json.dumps(values) + "\n").encode() for values in objects], None
     try:
         with path.open("a+b") as file:  # once: a step of the training waits while a network's disk is asked
             size, end = file.tell(), _end_of_lines(file)
             if size > end:
                 file.truncate(end)
-            file.seek(max(0, end - len(line) - 1))
-            if file.read(len(line) + 1) not in (line, b"\n" + line):
-                file.write(line)
+            begin = file.seek(max(0, end - sum(map(len, lines)) - 1))
+            before = (b"" if begin else b"\n") + file.read(end - begin)
+            there = next(n for n in range(len(lines), -1, -1) if before.endswith(b"\n" + b"".join(lines[:n])))
+            file.write(b"".join(lines[there:]))
     except OSError:
         if end is not None:
             with contextlib.suppress(OSError):

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import time
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import groupby, takewhile
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from preprocessing.status import exists
 from preprocessing.terminal import counted
-from trainer.files import append_line, incomplete, sync
+from trainer.files import append_lines, incomplete, sync
 from trainer.run_directory import RunDirectory
 
+INTERVAL = 1.0  # seconds between two writes
 STRETCH = 1 << 16  # bytes that are read at once, where a place in a file is looked for
+_TOGETHER = 100  # lines that are written at once
 _BUFFER = 1 << 13  # bytes of a read on the way there: more would be for nothing
 _LOOKED_AT = 1 << 20  # bytes before the place where a file is cut, in which damaged lines are looked for
 
@@ -23,26 +28,36 @@ _log = logging.getLogger("pretrain")
 
 
 class MetricsLog:
-    """Writes lines of metrics; those that find no room wait until there is some."""
+    """Writes lines of metrics, those of a second together; those that find no room wait until there is some.
+
+    A network's disk takes milliseconds for it, in which a GPU that has done its step would have no other one.
+    """
 
     def __init__(self) -> None:
         """Begin without lines that wait."""
         self.waiting: list[tuple[Path, dict[str, Any]]] = []
+        self._next = -math.inf  # when lines are to be written, by time.monotonic
+        self._is_told = False  # that they can't be
 
     def add(self, path: Path, line: dict[str, Any]) -> None:
-        """Add a line to a file, after those that found no room before."""
+        """Add a line to a file, after those that wait."""
         self.waiting.append((path, line))
-        if (problem := self.write()) and len(self.waiting) == 1:
+        if time.monotonic() >= self._next and (problem := self.write()) and not self._is_told:
+            self._is_told = True
             _log.error("%s: can't be written (%s); its lines are kept until they can", path, problem.strerror)
 
     def write(self) -> OSError | None:
         """Write the lines that wait; returns what went wrong."""
+        self._next = time.monotonic() + INTERVAL
         try:
             while self.waiting:
-                append_line(*self.waiting[0])
-                self.waiting.pop(0)
+                path, of_path = next(groupby(self.waiting[:_TOGETHER], key=itemgetter(0)))
+                lines = [line for _, line in of_path]
+                append_lines(path, *lines)
+                del self.waiting[: len(lines)]
         except OSError as error:
             return error
+        self._is_told = False
         return None
 
     def close(self) -> None:

@@ -48,7 +48,15 @@ class Saver:
         problem: why the one after it could not be written; None where it could.
     """
 
-    def __init__(self, run: RunDirectory, world: World, model: BertConfig, settings: CheckpointConfig, step: int):
+    def __init__(
+        self,
+        run: RunDirectory,
+        world: World,
+        model: BertConfig,
+        settings: CheckpointConfig,
+        step: int,
+        write_metrics: Callable[[], object],
+    ):
         """Prepare; nothing is written yet.
 
         Args:
@@ -57,6 +65,8 @@ class Saver:
             model: of the exports.
             settings: how many are kept.
             step: that the run goes on from; 0 where there is no checkpoint.
+            write_metrics: has lines of metrics that wait written, before a checkpoint from which no resume would train
+                their steps again.
         """
         self.last = step
         self.problem: Problem | None = None
@@ -64,6 +74,7 @@ class Saver:
         self._world = world
         self._model = model
         self._settings = settings
+        self._write_metrics = write_metrics
         self._begun: tuple[RunState, Future[Problem | None]] | None = None  # a checkpoint, and who writes it
         self._exporter: Future[Problem | None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # writer and exporter take turns
@@ -110,6 +121,7 @@ class Saver:
             self._exporter = None
 
     def _commit(self, state: RunState) -> None:
+        self._write_metrics()
         check_files(self._run.staging(state.step), state.world_size)
         commit_checkpoint(self._run, state)
 

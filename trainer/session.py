@@ -71,7 +71,7 @@ class Session:
         Raises:
             UnsavedError: something asked for it, and the last step's checkpoint could not be written.
         """
-        self.saver = Saver(self.run, self.world, self.recipe.model, self.recipe.checkpoint, step)
+        self.saver = Saver(self.run, self.world, self.recipe.model, self.recipe.checkpoint, step, self._metrics.write)
         try:
             return self._train_phases(step)
         finally:
@@ -230,7 +230,6 @@ class Session:
                 self.saver.finish()
             raise self._without_checkpoint(next(filter(None, self.world.gather(error))))
         if not totals.writing:
-            self._metrics.write()  # no resume from this checkpoint would train their steps again
             self.saver.settle()
         laps.lap("checkpoint_seconds")
         return batches, totals

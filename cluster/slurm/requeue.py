@@ -26,7 +26,7 @@ from preprocessing.command_line import OneLineParser
 from preprocessing.status import make_folder
 from preprocessing.storage_errors import UnavailableError, comes_of_passing
 from preprocessing.terminal import tell_error
-from trainer.files import DamagedFileError, append_line, read_lines
+from trainer.files import DamagedFileError, append_lines, read_lines
 from trainer.outcome import EXIT_CODES, MISTAKE
 from trainer.run_directory import CheckpointError, RunDirectory
 
@@ -114,7 +114,7 @@ def judge(run: RunDirectory, job: str, exit_code: int, allowed: int, now: float)
         return Verdict.GIVE_UP, f"it would fail again: {reason}"
     make_folder(run.job)
     crashes = run.job / "crashes.jsonl"
-    append_line(crashes, {"job": job, "time": now, "step": run.step, "exit_code": exit_code})
+    append_lines(crashes, {"job": job, "time": now, "step": run.step, "exit_code": exit_code})
     same = sum(1 for crash in read_lines(crashes) if (crash.get("job"), crash.get("step")) == (job, run.step))
     if same > allowed:
         return Verdict.GIVE_UP, f"it crashed {same} times since the checkpoint of step {run.step}"

@@ -46,7 +46,7 @@ from tests.conftest import ROOT
 from tests.eval.evaluations import results, task, write_evaluation
 from tests.failing import LISTING, REASON, fail_at, fail_on, failures_in_turn
 from tests.trainer.mlflow_store import metrics, write_run
-from trainer.files import append_line
+from trainer.files import append_lines
 from trainer.tracking.store import default_tracking_uri
 
 INTRINSIC = {
@@ -226,9 +226,9 @@ def test_curves_show_what_was_logged(run: Path) -> None:
 def test_held_out_figures_of_single_shard_directories(run: Path, tmp_path: Path) -> None:
     """Where a validation has them, as those may that come after a directory was added."""
     for step, more in ((70, {}), (80, {"mlm_loss/wiki": 5.5, "perplexity/wiki": 244.7})):
-        append_line(run / "validation.jsonl", metrics(step) | more)
+        append_lines(run / "validation.jsonl", metrics(step) | more)
     others = {"mlm_loss/wiki": 5.25, "perplexity/wiki": 190.6, "mlm_loss/_notes": 6.0, "perplexity/_notes": 1403.4}
-    append_line(run / "validation.jsonl", metrics(90) | others)
+    append_lines(run / "validation.jsonl", metrics(90) | others)
     rows = rows_of(report_of(run))
     assert rows["held out, wiki: perplexity"] == ["190.6"]
     assert rows[r"held out, \_notes: perplexity"] == ["1,403.4"]
@@ -239,7 +239,7 @@ def test_held_out_figures_of_single_shard_directories(run: Path, tmp_path: Path)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["training", "held out", "held out, wiki", "held out, _notes", "unigrams of the training text"]
     assert_beside_its_panels(figure)
-    append_line(run / "validation.jsonl", metrics(100))
+    append_lines(run / "validation.jsonl", metrics(100))
     assert "held out, wiki: perplexity" not in rows_of(report_of(run))
     other = write_run(tmp_path / "runs" / "other", steps=60)
     assert len(draw(read_histories([run, other])[0], Baselines(None, None)).axes[0].lines) == 2 * 3

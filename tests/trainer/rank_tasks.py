@@ -468,21 +468,22 @@ def run_pretrain_and_signal_on_a_full_disk(arguments: list[str]) -> int:
 
 def run_pretrain_where_only_the_small_files_find_no_room(arguments: list[str]) -> int:
     """The trainer's main; no line of metrics from step 3 to 5 nor at first of 8, no folder for step 4's checkpoint."""
-    append_line, begin_checkpoint = metrics_log.append_line, saving.begin_checkpoint
+    append_lines, begin_checkpoint = metrics_log.append_lines, saving.begin_checkpoint
     tries: list[int] = []
 
-    def append_if_there_is_room(path: Path, line: dict[str, Any]) -> None:
+    def append_if_there_is_room(path: Path, line: dict[str, Any], *more: dict[str, Any]) -> None:
         tries.append(line["step"])
         if (line["step"] == 3 and len(tries) < 6) or (line["step"] == 8 and tries.count(8) == 1):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append_line(path, line)
+        append_lines(path, line, *more)
 
     def begin_if_there_is_room(run: RunDirectory, step: int) -> None:
         if step == 4:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         begin_checkpoint(run, step)
 
-    metrics_log.append_line = append_if_there_is_room
+    metrics_log.INTERVAL = 0.0  # each line is tried to be written as its step is done
+    metrics_log.append_lines = append_if_there_is_room
     saving.begin_checkpoint = begin_if_there_is_room
     return pretrain.main(arguments)
 

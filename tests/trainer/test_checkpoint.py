@@ -18,7 +18,7 @@ from trainer.checkpoint import (
     remove_folder,
     set_aside,
 )
-from trainer.files import append_line, read_lines
+from trainer.files import append_lines, read_lines
 from trainer.loss_scale import LossScale
 from trainer.loss_trend import LossTrend
 from trainer.run_directory import CheckpointError, RunDirectory, step_folders
@@ -68,8 +68,8 @@ def test_an_interrupted_checkpoint_is_invisible_and_does_not_stand_in_the_way(ru
 def test_what_is_named_is_on_disk_and_an_older_one_goes_last(run, monkeypatch):
     """The order of these calls is all that a test can see of what a power cut would leave."""
     commit(run, 4)
-    append_line(run.metrics, {"step": 8})
-    append_line(run.validation_metrics, {"step": 8})
+    append_lines(run.metrics, {"step": 8})
+    append_lines(run.validation_metrics, {"step": 8})
     done = []
 
     def noted(what, call):
@@ -173,8 +173,8 @@ def test_a_run_that_was_set_back_by_hand_keeps_what_it_trains_then(run):
     for step in (4, 8, 12):
         commit(run, step)
         run.export(step).mkdir(parents=True)
-        append_line(run.metrics, {"step": step})
-        append_line(run.validation_metrics, {"step": step})
+        append_lines(run.metrics, {"step": step})
+        append_lines(run.validation_metrics, {"step": step})
     (run.checkpoints / "latest").write_text("step-000004\n")
     aside = set_aside(run, 4)
     begin_checkpoint(run, 6)

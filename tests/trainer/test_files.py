@@ -13,7 +13,7 @@ import pytest
 from tests.limits import room_for
 from trainer.files import (
     DamagedFileError,
-    append_line,
+    append_lines,
     discard,
     incomplete,
     publish,
@@ -35,7 +35,7 @@ def test_a_damaged_line_is_named(tmp_path, line):
 
 def test_floats_survive_a_line_bit_for_bit(tmp_path):
     values = {"step": 1, "third": 1 / 3, "tiny": 5e-324, "sum": 0.1 + 0.2}
-    append_line(tmp_path / "metrics.jsonl", values)
+    append_lines(tmp_path / "metrics.jsonl", values)
     assert list(read_lines(tmp_path / "metrics.jsonl")) == [values]
 
 
@@ -73,23 +73,23 @@ def test_a_line_opens_its_file_once(tmp_path, monkeypatch):
     opened, path_open = [], Path.open
     monkeypatch.setattr(Path, "open", lambda path, *mode: opened.append(path) or path_open(path, *mode))
     for step in (1, 2, 3):
-        append_line(tmp_path / "metrics.jsonl", {"step": step})
+        append_lines(tmp_path / "metrics.jsonl", {"step": step})
     assert len(opened) == 3
 
 
 def test_a_line_that_finds_no_room_leaves_none_of_itself(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    append_line(path, {"step": 1})
+    append_lines(path, {"step": 1})
     with room_for(40), pytest.raises(OSError, match="File too large"):
-        append_line(path, {"step": 2, "words": "x" * 100})
-    append_line(path, {"step": 2})
+        append_lines(path, {"step": 2, "words": "x" * 100})
+    append_lines(path, {"step": 2})
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
 def test_a_first_line_that_finds_no_room_leaves_an_empty_file(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with room_for(40), pytest.raises(OSError, match="File too large"):
-        append_line(path, {"words": "x" * 100})
+        append_lines(path, {"words": "x" * 100})
     assert path.read_bytes() == b""
 
 
@@ -98,10 +98,10 @@ def test_half_a_line_that_could_not_be_taken_back_is_no_part_of_the_next(tmp_pat
     """As where storage fails in the midst of a line, and for a moment longer."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + '"' * length)
-    append_line(path, {"step": 2})
+    append_lines(path, {"step": 2})
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     path.write_text("{" * length)
-    append_line(path, {"step": 1})
+    append_lines(path, {"step": 1})
     assert path.read_text() == '{"step": 1}\n'
 
 
@@ -151,14 +151,32 @@ def test_a_line_that_was_written_before_its_file_could_not_be_closed_is_not_ther
     for line in lines:
         for _ in range(3):
             with pytest.raises(OSError, match="Input/output error"):
-                append_line(path, line)
+                append_lines(path, line)
     assert list(read_lines(path)) == lines
+
+
+@pytest.mark.parametrize("written", range(5))
+def test_lines_of_which_the_first_were_written_already_are_not_there_twice(tmp_path, written):
+    path, lines = tmp_path / "metrics.jsonl", [{"step": step} for step in range(8, 12)]
+    append_lines(path, {"step": 7}, *lines[:written])
+    with path.open("a") as file:
+        file.write('{"st')
+    append_lines(path, *lines)
+    assert list(read_lines(path)) == [{"step": 7}, *lines]
+
+
+def test_lines_that_find_no_room_leave_none_of_them(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_lines(path, {"step": 1})
+    with room_for(40), pytest.raises(OSError, match="File too large"):
+        append_lines(path, {"step": 2}, {"step": 3, "words": "x" * 100})
+    assert list(read_lines(path)) == [{"step": 1}]
 
 
 def test_a_line_that_ends_as_the_one_before_it_does_is_another(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_bytes(b' {"a": 1}\n')
-    append_line(path, {"a": 1})
+    append_lines(path, {"a": 1})
     assert path.read_bytes() == b' {"a": 1}\n{"a": 1}\n'
 
 

@@ -1,13 +1,14 @@
 """Files of metrics: searched by step, cut back to a checkpoint's, whatever a crash has left in them."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.trainer.test_files import DAMAGED_LINES
 from trainer import metrics_log
-from trainer.files import append_line, incomplete, read_lines
+from trainer.files import append_lines, incomplete, read_lines
 from trainer.metrics_log import MetricsLog, cut_metrics, end_of_step, has_line, lines_after
 from trainer.run_directory import RunDirectory
 
@@ -22,7 +23,7 @@ def run(tmp_path):
 def test_metrics_are_cut_back_to_the_step_of_the_checkpoint(run, name, other):
     path = getattr(run, name)
     for step in range(1, 7):
-        append_line(path, {"step": step, "loss": 0.1 * step})
+        append_lines(path, {"step": step, "loss": 0.1 * step})
     with path.open("a") as file:
         file.write('{"step": 7, "lo')  # the writer was killed here
     before = path.read_text().splitlines()
@@ -35,7 +36,7 @@ def test_a_last_line_of_metrics_that_lacks_its_end_alone_is_half_written_too(run
     """The next one would be written behind it."""
     run.metrics.write_bytes(b'{"step": 1}\n{"step": 2}')
     cut_metrics(run, 4)
-    append_line(run.metrics, {"step": 3})
+    append_lines(run.metrics, {"step": 3})
     assert list(read_lines(run.metrics)) == [{"step": 1}, {"step": 3}]
 
 
@@ -103,7 +104,7 @@ def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, line, 
 def test_lines_of_metrics_that_two_trainers_wrote_are_dropped_wherever_they_are(run):
     """As on a file system without locks."""
     for step in (1, 2, 3, 4, 2, 3, 4):
-        append_line(run.metrics, {"step": step})
+        append_lines(run.metrics, {"step": step})
     cut_metrics(run, 3)
     assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3, 2, 3]
 
@@ -165,7 +166,31 @@ def test_metrics_without_a_damaged_line_are_on_disk_before_they_take_the_others_
     assert done == [f"{new} is on disk", f"{new} takes the place of metrics.jsonl"]
 
 
-def test_lines_that_find_no_room_wait_in_their_order_and_are_told_of_once(tmp_path, caplog):
+def test_lines_of_a_second_are_written_together(tmp_path, monkeypatch):
+    """A network's disk takes milliseconds each time, and a GPU that has done its step would have no other one."""
+    now, opened, path_open = [0.0], [], Path.open
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    log, path, other = MetricsLog(), tmp_path / "metrics.jsonl", tmp_path / "validation.jsonl"
+    log.add(path, {"step": 1})
+    assert list(read_lines(path)) == [{"step": 1}]
+    monkeypatch.setattr(Path, "open", lambda path, *mode, **more: opened.append(path) or path_open(path, *mode, **more))
+    for step in range(2, 9):
+        now[0] += 0.1
+        log.add(path, {"step": step})
+    log.add(other, {"step": 8})
+    assert not opened
+    now[0] += 0.5
+    log.add(path, {"step": 9})
+    assert opened == [path, other, path]
+    assert [line["step"] for line in read_lines(path)] == list(range(1, 10))
+    assert list(read_lines(other)) == [{"step": 8}]
+    log.add(path, {"step": 10})
+    log.close()
+    assert [line["step"] for line in read_lines(path)] == list(range(1, 11))
+
+
+def test_lines_that_find_no_room_wait_in_their_order_and_are_told_of_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(metrics_log, "INTERVAL", 0.0)
     log, path = MetricsLog(), tmp_path / "away" / "metrics.jsonl"
     for step in (1, 2):
         log.add(path, {"step": step})

@@ -41,7 +41,7 @@ def saver(run, monkeypatch):
     """Of a rank whose exports are empty folders."""
     monkeypatch.setattr(saving, "export_checkpoint", lambda *rest: rest[3].mkdir(parents=True))
     settings = CheckpointConfig(keep=1, keep_every=3, keep_exports=2)
-    return Saver(run, Alone(0, 1, torch.device("cpu")), BertConfig(vocab_size=64), settings, step=0)
+    return Saver(run, Alone(0, 1, torch.device("cpu")), BertConfig(vocab_size=64), settings, 0, lambda: None)
 
 
 def engine(snapshot=lambda: [flat([("words", 0, 20), ("bias", 0, 3)])]):
@@ -53,6 +53,14 @@ def save(saver, *steps):
     for step in steps:
         saver.begin(dataclasses.replace(STATE, step=step), engine())
     saver.finish()
+
+
+def test_lines_of_metrics_are_written_before_a_checkpoint_gets_its_name(saver, run):
+    """No resume from it would train their steps again."""
+    there = []
+    saver._write_metrics = lambda: there.append(run.checkpoint(4).exists())
+    save(saver, 4)
+    assert (there, run.checkpoint(4).exists()) == ([False], True)
 
 
 def test_weights_are_copied_before_training_goes_on(saver, run):
@@ -109,7 +117,9 @@ def saver_of_two(saver, run):
                 told[rank] = value
                 return told
 
-        return Saver(run, OfTwo(rank, 2, torch.device("cpu")), BertConfig(vocab_size=64), CheckpointConfig(), step=3)
+        return Saver(
+            run, OfTwo(rank, 2, torch.device("cpu")), BertConfig(vocab_size=64), CheckpointConfig(), 3, lambda: None
+        )
 
     return make
 

@@ -15,7 +15,7 @@ from trainer.config import load_recipe
 from trainer.corpus import open_corpus
 from trainer.determinism import arithmetic_of
 from trainer.engine import GlobalCounts
-from trainer.files import append_line, read_lines
+from trainer.files import append_lines
 from trainer.loading import DamagedShardError, LoaderError
 from trainer.metrics import Laps
 from trainer.run_directory import RunDirectory
@@ -139,9 +139,8 @@ def test_a_larger_micro_batch_is_named_that_fits_even_if_all_sequences_were_full
 
 def test_a_checkpoint_gets_its_name_once_no_rank_is_writing_and_no_step_waits_for_that(recipe, shards, tmp_path):
     session = of_session(recipe, shards, tmp_path)
-    session._metrics.waiting = [(session.run.metrics, {"step": 3})]  # which no resume from it would train again
     settled, told = [], []
-    session.saver = SimpleNamespace(writing=True, settle=lambda: settled.extend(read_lines(session.run.metrics)))
+    session.saver = SimpleNamespace(writing=True, settle=lambda: settled.append(True))
     session.stop = SimpleNamespace(received=False)
 
     def step(writing):
@@ -156,7 +155,7 @@ def test_a_checkpoint_gets_its_name_once_no_rank_is_writing_and_no_step_waits_fo
     step(writing=1)
     assert (told, settled) == ([True, False], [])
     step(writing=0)
-    assert settled == [{"step": 3}], "it was written before"
+    assert settled == [True]
 
 
 @pytest.mark.parametrize("kind", [DamagedShardError, LoaderError])
@@ -181,7 +180,7 @@ def test_a_step_owes_its_validation_until_that_has_a_line(recipe, tmp_path):
     ):
         asked = load_recipe(recipe, settings)
         assert [step for step in range(asked.last_step + 1) if owes_validation(run, asked, step)] == owing
-    append_line(run.validation_metrics, {"step": 4})
+    append_lines(run.validation_metrics, {"step": 4})
     assert [step for step in range(9) if owes_validation(run, load_recipe(recipe), step)] == [8]
 
 
@@ -255,7 +254,7 @@ def test_a_held_out_loss_that_was_lower_before_the_end_is_told_with_the_export_o
     session = of_session(two_phases, shards, tmp_path, "phases.1.steps=9")
     session.deepspeed_configs = [{}, {}]
     for step, loss in zip((3, 9, 10, 12), [1.0, *losses], strict=False):
-        append_line(
+        append_lines(
             session.run.validation_metrics, {"step": step} if loss is None else {"step": step, "mlm_loss": loss}
         )
     for step in exports:
@@ -272,7 +271,7 @@ def test_a_held_out_loss_that_was_lower_before_the_end_of_a_phase_is_told_where_
     session = of_session(two_phases, shards, tmp_path, "train.max_steps=3")
     session.deepspeed_configs = [{}, {}]
     for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5)):
-        append_line(session.run.validation_metrics, {"step": step, "mlm_loss": loss})
+        append_lines(session.run.validation_metrics, {"step": step, "mlm_loss": loss})
     assert session.train(3) == ("done", "")
     assert "lowest after step 2: 2.0000, and is 2.5000 now" in caplog.text
 

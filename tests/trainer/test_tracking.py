@@ -31,7 +31,7 @@ from tests.conftest import ROOT
 from tests.failing import fail_at, fail_on
 from tests.limits import room_for
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
-from trainer.files import append_line, read_lines
+from trainer.files import append_lines, read_lines
 from trainer.leases import hold_run
 from trainer.metrics_log import STRETCH
 from trainer.run_directory import RunDirectory
@@ -406,7 +406,7 @@ def test_figures_of_a_shard_directory_have_a_name_that_mlflow_takes(
     run: RunDirectory, store: str, directory: str, name: str
 ) -> None:
     line = {"step": 4, "time": 1.0, "loss": 2.5, f"perplexity/{directory}": 1.5}
-    append_line(run.validation_metrics, line)
+    append_lines(run.validation_metrics, line)
     assert main(["sync", str(run.path)]) == 0
     found = only_run(store)
     run_id, beginning = found.info.run_id, "validation_by_directory/perplexity/"
@@ -423,7 +423,7 @@ def test_a_store_of_files_has_room_for_them_beside_those_of_all(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store := f"file://{tmp_path / 'files'}")
     for step, directory in ((4, "wiki"), (5, "wiki/en")):
-        append_line(run.validation_metrics, metrics(step) | {f"perplexity/{directory}": 1.5})
+        append_lines(run.validation_metrics, metrics(step) | {f"perplexity/{directory}": 1.5})
     assert main(["sync", str(run.path)]) == 0
     found = only_run(store).data.metrics
     assert found["validation_perplexity"] == metrics(5)["perplexity"]
@@ -845,7 +845,7 @@ def test_a_run_is_a_run_when_another_process_is_in_the_way(
 def test_a_line_that_mlflow_refuses_is_told_with_its_file(
     run: RunDirectory, store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    append_line(run.metrics, metrics(4) | {"a+b": 1.0})
+    append_lines(run.metrics, metrics(4) | {"a+b": 1.0})
     assert main(["sync", str(run.path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {run.metrics}: of steps 1 to 4 MLflow refuses a line (")

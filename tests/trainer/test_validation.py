@@ -13,7 +13,7 @@ from tests.trainer.rank_tasks import run_pretrain, run_pretrain_where_held_out_s
 from tests.trainer.shard_factory import MASK, write_shards
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
-from trainer.files import append_line, read_lines
+from trainer.files import append_lines, read_lines
 from trainer.loading import DamagedShardError
 from trainer.model import EMPTY_SLOT
 from trainer.run_directory import RunDirectory
@@ -186,6 +186,6 @@ def test_held_out_shards_that_are_gone_are_read_on(recipe, shards, tmp_path):
 def test_a_rise_of_a_hundredth_is_told(recipe, tmp_path, caplog, last, is_told):
     run = RunDirectory(tmp_path)
     for step, loss in ((4, 2.0), (8, last)):
-        append_line(run.validation_metrics, {"step": step, "mlm_loss": loss})
+        append_lines(run.validation_metrics, {"step": step, "mlm_loss": loss})
     warn_of_a_rise(run, load_recipe(recipe))
     assert len(caplog.messages) == is_told
