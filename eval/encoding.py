@@ -5,7 +5,7 @@ B samples, T tokens of all their sequences laid end to end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -21,6 +21,7 @@ from trainer.packing import PackedTokens, send
 
 LongText = Literal["head", "tail", "head+tail"]
 _SHORTEST = 4  # [CLS], a token, [SEP] and, of a pair, another [SEP]
+_AT_ONCE = 1000  # texts to the tokenizer, which takes some 100 bytes for a token whose id takes four
 _FRONT = 128 / 510  # Sun et al. (2019), section 5.3.1: the first 128 and the last 382 of 510
 
 
@@ -114,14 +115,18 @@ class Encoder:
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # a "[SEP]" in a text is text
 
-    def pieces(self, texts: Sequence[str]) -> list[Encoding]:
+    def pieces(self, texts: Sequence[str]) -> Iterator[Encoding]:
         """Each text's ids and the characters that they stand for, without special tokens."""
-        return list(self._tokenizer.encode_batch(texts, add_special_tokens=False))
+        for some in _parts(texts):
+            yield from self._tokenizer.encode_batch(some, add_special_tokens=False)
 
     def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Each text's ids, int32, without special tokens."""
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        return [
+            np.array(encoding.ids, dtype=np.int32)
+            for some in _parts(texts)
+            for encoding in self._tokenizer.encode_batch_fast(some, add_special_tokens=False)
+        ]
 
     def word_pieces(self, sentences: Sequence[Sequence[str]]) -> list[Encoding]:
         """Each sentence's ids and which of its words they belong to, without special tokens."""
@@ -144,6 +149,10 @@ class Encoder:
         first, second = first[:kept_first], second[:kept_second]
         ids = np.concatenate([[self._cls], first, [self._sep], second, [self._sep]]).astype(np.int32)
         return Segments(ids, kept_first + 2)
+
+
+def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (texts[begin : begin + _AT_ONCE] for begin in range(0, len(texts), _AT_ONCE))
 
 
 def mask_places(tokenizer: Tokenizer, encoding: Encoding) -> list[int]:

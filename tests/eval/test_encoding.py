@@ -1,5 +1,9 @@
 """From texts to sequences: as google-research/bert and transformers build them."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +14,7 @@ from hypothesis import strategies as st
 from eval.encoding import Encoder, Sample, Segments, collate, shorten, truncate_pair
 from eval.tasks.datasets import READERS
 from preprocessing.tokenization import SPECIAL_TOKENS, build_tokenizer, load_tokenizer
+from tests.conftest import ROOT
 from tests.eval.minilm import MINILM
 from trainer.model import EMPTY_SLOT
 
@@ -32,6 +37,28 @@ def google_truncation(first: list[int], second: list[int], room: int) -> tuple[i
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 50))
 def test_pairs_lose_tokens_as_googles_do(first: int, second: int, room: int) -> None:
     assert truncate_pair(first, second, room) == google_truncation([0] * first, [0] * second, room)
+
+
+def test_many_texts_take_little_more_than_their_ids(tmp_path: Path) -> None:
+    """QQP's took half a gigabyte more, in each of a grid's processes. Here in one of its own, whose peak is known."""
+    build_tokenizer(WORDS, lowercase=True).save(str(tmp_path / "tokenizer.json"))
+    program = f"""if True:
+        from pathlib import Path
+        from tokenizers import Tokenizer
+        from eval.encoding import Encoder
+
+        def peak():  # not by getrusage, which starts from that of the process before
+            return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+
+        encoder, most = Encoder(Tokenizer.from_file("{tmp_path}/tokenizer.json"), 8), []
+        for texts in (["a b c a b c"] * 1000, ["a b c a b c"] * 200_000, ["a b c"] * 1001):
+            ids = encoder.ids(texts)
+            most.append(peak())
+        assert [len(of_text) for of_text in ids] == [3] * 1001 == [len(of_text) for of_text in encoder.pieces(texts)]
+        print(most[1] - most[0])
+    """
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100_000  # kB
 
 
 def test_texts_of_which_nothing_is_left_are_unknown_as_a_whole(encoder: Encoder) -> None:
