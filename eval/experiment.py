@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from eval.encoding import Encoder, Sample
 from eval.errors import UsageError
@@ -180,9 +181,14 @@ class Experiment:
         """The model of a point, what it is worth, and its files; of one that diverged the figures are none."""
         task, bench = self.task, self._bench
         model = task.kind.build(bench.checkpoint.export, derive_seed(point.seed, "head")).to(bench.device)
+        where = f"{task.name} {self.disk.path(point).name}"
         epochs: list[dict[str, Any]] = []
         losses: list[float] = []
         outcomes: dict[str, Outcome] = {}
+
+        def each_minute(step: int, steps: int, loss: float) -> None:
+            to_go = tqdm.format_interval((time.monotonic() - began) / step * (steps - step))
+            _log.info("%s: step %s of %s: loss %.4f, %s to go", where, f"{step:,}", f"{steps:,}", loss, to_go)
 
         def after_epoch(epoch: int, of_epoch: list[float]) -> None:
             losses.extend(of_epoch)
@@ -190,13 +196,14 @@ class Experiment:
             metrics = _by_part(outcomes)
             epochs.append({"epoch": epoch, "loss": float(np.mean(of_epoch)), "metrics": metrics})
             _log.info(
-                *("%s %s: epoch %d of %d: loss %.4f, %s %.2f", task.name, self.disk.path(point).name, epoch),
-                *(point.epochs, epochs[-1]["loss"], task.best, metrics["dev"][task.best]),
+                "%s: epoch %d of %d: loss %.4f, %s %.2f",
+                *(where, epoch, point.epochs, epochs[-1]["loss"], task.best, metrics["dev"][task.best]),
             )
 
         error = None
         try:
-            learn(model, self._samples["train"], task.kind.collate, point, bench.settings, bench.device, after_epoch)
+            samples, began = self._samples["train"], time.monotonic()
+            learn(model, samples, task.kind.collate, point, bench.settings, bench.device, after_epoch, each_minute)
             outcomes.update(self._judge(model, self._tests, task.kind.tuned(outcomes["dev"])))
         except DivergedError as diverged:
             error = str(diverged)

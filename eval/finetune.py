@@ -5,6 +5,7 @@ B samples of a batch. A batch is cut into parts of so many tokens where memory i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
@@ -18,6 +19,7 @@ from trainer.philox import derive_key, derive_seed, permute
 from trainer.schedule import ScheduleConfig, learning_rate
 
 Precision = Literal["float32", "bf16"]
+_INTERVAL = 60.0  # seconds between two looks at losses within an epoch, for which a GPU is waited for
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def learn(
     settings: Settings,
     device: torch.device,
     after_epoch: Callable[[int, list[float]], None],
+    each_minute: Callable[[int, int, float], None] = lambda *_: None,
 ) -> None:
     """Train a model, on the device.
 
@@ -96,6 +99,8 @@ def learn(
         settings: everything else.
         device: of the model.
         after_epoch: called with the number of finished epochs, and the mean loss of each step of the last one.
+        each_minute: called within an epoch with the number of finished steps, that of all steps, and the mean loss
+            since the last call.
 
     Raises:
         DivergedError: a loss is NaN or infinite.
@@ -106,20 +111,29 @@ def learn(
     steps_per_epoch = -(-len(samples) // point.batch_size)
     total = steps_per_epoch * point.epochs
     schedule = ScheduleConfig(point.learning_rate, int(settings.warmup * total), decay_from=settings.decay_from)
-    step = 0
+    step, next_look = 0, time.monotonic() + _INTERVAL
     for epoch in range(point.epochs):
-        losses = []
+        losses: list[float] = []
+        on_device: list[Tensor] = []  # of the last steps
         model.train()
         for chosen in epoch_batches(len(samples), point.batch_size, point.seed, epoch):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, total, schedule)
             torch.manual_seed(derive_seed(point.seed, "dropout", step))
-            losses.append(_backward(model, [samples[i] for i in chosen], collate, settings, device))
+            on_device.append(_backward(model, [samples[i] for i in chosen], collate, settings, device))
             nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm or torch.inf)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
-        after_epoch(epoch + 1, _finite(torch.stack(losses).tolist(), step - len(losses)))
+            is_last = step % steps_per_epoch == 0
+            if is_last or time.monotonic() >= next_look:
+                found = _finite(torch.stack(on_device).tolist(), step - len(on_device))
+                losses += found
+                on_device.clear()
+                next_look = time.monotonic() + _INTERVAL
+                if not is_last:
+                    each_minute(step, total, float(np.mean(found)))
+        after_epoch(epoch + 1, losses)
 
 
 def epoch_batches(samples: int, batch_size: int, seed: int, epoch: int) -> Iterator[list[int]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -140,6 +142,34 @@ def test_predictions_after_an_epoch_change_nothing_in_the_next_one(samples) -> N
     learn(watched, samples["train"], KIND.collate, POINT, SETTINGS, CPU,
           lambda *_: predict(watched, samples["dev"], KIND.collate, SETTINGS, CPU))  # fmt: skip
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+
+
+def test_a_minute_of_steps_is_told_within_an_epoch_and_changes_nothing(samples, monkeypatch) -> None:
+    plain, watched = new_model(), new_model()
+    expected = train(plain, samples["train"])
+    of_epoch, steps = len(expected) // 2, len(expected)
+    monkeypatch.setattr("eval.finetune.time", SimpleNamespace(monotonic=count(0.0, 25.0).__next__))
+    told: list[tuple[int, int, float]] = []
+    found: list[float] = []
+    learn(watched, samples["train"], KIND.collate, POINT, SETTINGS, CPU,
+          lambda _, losses: found.extend(losses), lambda *minute: told.append(minute))  # fmt: skip
+    assert found == expected
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+    assert len(told) >= 2
+    before = 0
+    for step, of, loss in told:
+        before = max(before, (step - 1) // of_epoch * of_epoch)
+        assert (step % of_epoch > 0, of, loss) == (True, steps, pytest.approx(np.mean(expected[before:step])))
+        before = step
+
+
+def test_a_loss_that_is_no_number_ends_its_epoch_within_a_minute(samples, monkeypatch) -> None:
+    monkeypatch.setattr("eval.finetune._INTERVAL", 0.0)
+    model, steps = new_model(), count(1)
+    model.losses = lambda logits, batch: logits[:, 0] * (torch.nan if next(steps) == 2 else 1.0)
+    with pytest.raises(DivergedError, match=r"^the loss of step 2 is nan$"):
+        train(model, samples["train"])
+    assert next(steps) == 3
 
 
 @pytest.mark.parametrize("max_tokens", [16384, 1])
