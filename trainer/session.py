@@ -141,17 +141,7 @@ class Session:
             self._divergence.follow(step, metrics)
             if step == first + 1:
                 self._tell_of_room(phase, len(batches), totals)
-            kept = self.recipe.checkpoint
-            is_saved = stopped or _is_due(kept.every, step, end) or _is_due(kept.keep_every, step, end)
-            if is_saved:
-                self._save(engine, step, laps)
-            self.owes_validation = _is_due(self.recipe.log.validate_every, step, end)
-            if self.owes_validation and not stopped:  # while the checkpoint is written
-                self._validate(validation, engine, step)
-                stopped = self.owes_validation
-                laps.lap("validation_seconds")
-                if stopped and not is_saved:
-                    self._save(engine, step, laps)
+            stopped = self._save_and_validate(step, end, engine, validation, laps, stopped)
             seconds = laps.seconds()
             for part, taken in seconds.items():
                 spent[part] += taken
@@ -194,6 +184,23 @@ class Session:
         self._watch()
         self.saver.begin(self._state(step, engine), engine)
         laps.lap("checkpoint_seconds")
+
+    def _save_and_validate(
+        self, step: int, end: int, engine: Engine, validation: Validation | None, laps: Laps, stopped: bool
+    ) -> bool:
+        """Do what of it is due after a step of a phase; returns whether something asked for the end by then."""
+        kept = self.recipe.checkpoint
+        is_saved = stopped or _is_due(kept.every, step, end) or _is_due(kept.keep_every, step, end)
+        if is_saved:
+            self._save(engine, step, laps)
+        self.owes_validation = _is_due(self.recipe.log.validate_every, step, end)
+        if self.owes_validation and not stopped:  # while the checkpoint is written
+            self._validate(validation, engine, step)
+            stopped = self.owes_validation
+            laps.lap("validation_seconds")
+            if stopped and not is_saved:
+                self._save(engine, step, laps)
+        return stopped
 
     def _finish_saving(self, engine: Engine, step: int, is_complete: bool) -> None:
         """Have the last step of a phase saved, and raise what keeps the run from going on after it."""
