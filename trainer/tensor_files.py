@@ -9,7 +9,8 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
     Args:
         path: of the file.
-        tensors: float32, contiguous, on the CPU.
+        tensors: float32, contiguous, on any device.
         metadata: that stands at the beginning of the file.
 
     Returns:
@@ -40,8 +41,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         OSError: they can't be written.
     """
     in_order = dict(sorted(tensors.items()))
-    parts: list[bytes | memoryview] = [_header(in_order, metadata)]
-    parts += (tensor.detach().reshape(-1).view(torch.uint8).numpy().data for tensor in in_order.values())
+    numbers = (tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data for tensor in in_order.values())
+    parts: Iterator[bytes | memoryview] = chain([_header(in_order, metadata)], numbers)
     digest = hashlib.blake2b(digest_size=16)
     try:
         with path.open("wb") as file:
