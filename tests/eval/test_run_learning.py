@@ -435,7 +435,7 @@ def test_a_best_point_that_is_not_the_same_when_it_is_learned_again_is_told(
 
     def learn_otherwise(model: Any, *args: Any) -> None:
         model.head.output.bias.data = torch.tensor([1e3, 0.0])  # always the rarer class
-        args[-1](1, [0.0])
+        args[-2](1, [0.0])
 
     with monkeypatch.context() as patched:
         patched.setattr(experiment, "learn", learn_otherwise)
