@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import json
 import os
@@ -27,6 +26,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from preprocessing import status
 from preprocessing.decompression import decompressed
+from preprocessing.schema import new_checksum
 from preprocessing.sources import unread
 from preprocessing.storage_errors import is_no_file
 from preprocessing.work_files import WorkFile
@@ -156,7 +156,7 @@ class HashingWriter(io.RawIOBase):
 
     def __init__(self, file: BinaryIO):
         self._file = file
-        self._hash = hashlib.blake2b(digest_size=16)
+        self._hash = new_checksum()
         self.bytes = 0
 
     def writable(self) -> bool:

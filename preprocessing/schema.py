@@ -101,15 +101,20 @@ def list_column(offsets: np.ndarray, values: pa.Array) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=_list_of(values.type))
 
 
+def new_checksum(content: bytes = b"") -> hashlib.blake2b:
+    """BLAKE2b (128 bit), for who has a file's bytes piece by piece; its ``hexdigest()`` is their checksum."""
+    return hashlib.blake2b(content, digest_size=16)
+
+
 def checksum(path: Path) -> str:
-    """BLAKE2b (128 bit) of a file's bytes, as hexadecimal."""
+    """The checksum of a file's bytes, as hexadecimal."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(file, new_checksum).hexdigest()
 
 
 def checksum_of(content: bytes) -> str:
     """The checksum of a file that holds these bytes."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    return new_checksum(content).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import hashlib
 import logging
 import math
 import os
@@ -37,6 +36,7 @@ from preprocessing.schema import (
     ShardError,
     checksum,
     checksum_of,
+    new_checksum,
 )
 from preprocessing.status import is_file, make_folder, status
 from preprocessing.storage_errors import reason, unavailable
@@ -179,7 +179,7 @@ def _complete(directory: Path, remote: _Source, manifest: Manifest, verify: bool
 def _copy(remote: _Source, target: Path, entry: ShardEntry) -> None:
     """Copy one shard; it gets its name when its checksum is right."""
     part = target.with_name(target.name + _PART)
-    digest = hashlib.blake2b(digest_size=16)
+    digest = new_checksum()
     try:
         with part.open("wb") as file:
             for block in remote.blocks(entry.file):

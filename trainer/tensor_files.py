@@ -6,7 +6,6 @@ Those of torch.save, in which many older models are published, are read too, and
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from preprocessing.schema import new_checksum
 from trainer.files import DamagedFileError
 
 _NAMES = {torch.float32: "F32"}  # of the kinds of numbers that are written
@@ -43,7 +43,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     in_order = dict(sorted(tensors.items()))
     numbers = (tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data for tensor in in_order.values())
     parts: Iterator[bytes | memoryview] = chain([_header(in_order, metadata)], numbers)
-    digest = hashlib.blake2b(digest_size=16)
+    digest = new_checksum()
     try:
         with path.open("wb") as file:
             for part in parts:
