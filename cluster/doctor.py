@@ -25,9 +25,8 @@ from cluster.checkup.node import check_node
 from cluster.checkup.peers import UsageError, check_names, check_peers, collect, joined, read_launch
 from cluster.checkup.speed import judge_speeds, measure_speeds
 from cluster.checkup.storage import check_space, check_writing
-from preprocessing.command_line import OneLineParser, number
+from preprocessing.command_line import OneLineParser, number, parse_path
 from preprocessing.terminal import print_result, tell_error
-from trainer.paths import parse_path
 
 NEED_GB = 50.0  # of a run, where nothing is said
 _positive = number("a number above 0 and up to 1e9", lambda found: 0 < found <= 1e9)

@@ -19,10 +19,9 @@ from cluster.local.launch import launch as launch_here
 from cluster.programs import NAMES, READERS, Name, Program, folder_of, read_chain
 from cluster.settings import ClusterSettings, load_settings
 from cluster.slurm.launch import launch as launch_on_slurm
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, parse_path
 from preprocessing.storage_errors import UnavailableError, exit_code
 from preprocessing.terminal import tell_error
-from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
 

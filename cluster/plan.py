@@ -25,14 +25,13 @@ from cluster.planning.hardware import GPUS, Gpu, change_node, find_gpu
 from cluster.planning.plans import Assumptions, Cluster
 from cluster.planning.report import calibration, report
 from cluster.planning.sharding import Sharding, read_sharding
-from preprocessing.command_line import OneLineParser, whole_number
+from preprocessing.command_line import OneLineParser, parse_path, whole_number
 from preprocessing.status import is_file, looking
 from preprocessing.storage_errors import UnavailableError, exit_code
 from preprocessing.terminal import print_result, tell_error
 from trainer.config import Recipe, load_recipe
 from trainer.deepspeed_config import read_deepspeed, resolve
 from trainer.initial_model import find_given, given_model
-from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
 _MOST = 2**31 - 1  # of GPUs, and of sequences of a micro-batch

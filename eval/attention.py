@@ -36,7 +36,7 @@ with needs("eval"):
     from eval.pages import render_page
     from eval.pictures import save_picture
     from eval.pretrained import check_finite, load_pretrained, pack
-    from preprocessing.command_line import OneLineParser
+    from preprocessing.command_line import OneLineParser, parse_path
     from preprocessing.figures import FONTS
     from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.terminal import in_line, show, tell_error
@@ -44,7 +44,6 @@ with needs("eval"):
     from trainer.leases import hold_export
     from trainer.model import BertModel, Layer
     from trainer.packing import PackedTokens
-    from trainer.paths import parse_path
     from trainer.run_directory import CheckpointError
 
 _TOP = 65535  # a weight of 1 on the page, where weights are whole numbers of 16 bits

@@ -36,11 +36,10 @@ from eval.readers.files import read_text
 from eval.readers.glue import GLUE
 from eval.readers.tables import TextTable
 from eval.squad_metrics import Scores, korquad, squad_v1, squad_v2
-from preprocessing.command_line import OneLineParser, number
+from preprocessing.command_line import OneLineParser, number, parse_path
 from preprocessing.status import is_file
 from preprocessing.storage_errors import UnavailableError, exit_code
 from preprocessing.terminal import print_result, tell_error
-from trainer.paths import parse_path
 
 Scheme = Literal["conlleval", "IOB1", "IOB2"]
 

@@ -18,9 +18,8 @@ from eval.results import MODELS, RESULTS
 from eval.tasks import Task, list_all
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic
-from preprocessing.command_line import OneLineParser, number, whole_number
+from preprocessing.command_line import OneLineParser, number, parse_path, whole_number
 from preprocessing.tokenization import MASK
-from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
 
 SUBMISSION = "glue_submission.zip"

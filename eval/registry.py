@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, parse_path
 from preprocessing.status import is_dir, is_file
 from trainer.tracking import Store, evaluation_store
 from trainer.tracking.store import experiment_id, one_writer, time_for_uploads, what_failed
@@ -46,7 +46,6 @@ from trainer.credentials import without_credentials
 from trainer.hugging_face import WEIGHTS
 from trainer.leases import hold_export
 from trainer.naming import name_some
-from trainer.paths import parse_path
 from trainer.run_directory import CheckpointError, RunDirectory
 
 _ROOT = Path(__file__).resolve().parent.parent

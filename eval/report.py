@@ -44,7 +44,7 @@ with needs("eval"):
     from eval.results import NEXT_WORDS, RESULTS
     from eval.showing import best_points, figures_table, filled_table, told_limit
     from eval.storage import check_output, reading
-    from preprocessing.command_line import OneLineParser
+    from preprocessing.command_line import OneLineParser, parse_path
     from preprocessing.markdown import markdown_table, plain
     from preprocessing.schema import checksum
     from preprocessing.storage_errors import UnavailableError, exit_code
@@ -52,7 +52,6 @@ with needs("eval"):
     from trainer.files import write_atomically
     from trainer.metrics import of_directory
     from trainer.naming import name_some, tell_apart
-    from trainer.paths import parse_path
 
 CURVES, SCORES, REPORT, PAGE = "curves.png", "scores.png", "report.md", "report.html"
 _OF_MLFLOW = re.compile(r"mlflow\.db(-wal|-shm|-journal|\.lock)?|mlartifacts")  # beside runs, see trainer.tracking

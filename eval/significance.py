@@ -38,11 +38,10 @@ with needs("eval"):
     from eval.tasks import select
     from eval.tasks.finetuned import FINE_TUNED, FineTuned
     from eval.tasks.own import SUFFIX
-    from preprocessing.command_line import OneLineParser, whole_number
+    from preprocessing.command_line import OneLineParser, parse_path, whole_number
     from preprocessing.markdown import markdown_table
     from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.terminal import in_line, print_result, tell_error
-    from trainer.paths import parse_path
 
 _FEWEST = 100  # resamples
 _SAME = 1e-6  # per cent: a figure of predictions is that of the results but for rounding

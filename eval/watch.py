@@ -47,13 +47,12 @@ with needs("eval"):
     from eval.tasks import GROUPS, Task, select
     from eval.tasks.finetuned import FineTuned
     from eval.tasks.intrinsic import Intrinsic
-    from preprocessing.command_line import OneLineParser, number
+    from preprocessing.command_line import OneLineParser, number, parse_path
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.schema import ShardDirectory, ShardError
     from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.terminal import in_line, tell_error
     from trainer.hugging_face import WEIGHTS
-    from trainer.paths import parse_path
     from trainer.run_directory import Ending, Outcome, RunDirectory, step_folders
 
 CHEAP = ("mlm", "nsp", "fill_mask")

@@ -17,15 +17,13 @@ from pathlib import Path
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import argparse
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from preprocessing.command_line import OneLineParser, whole_number
+from preprocessing.command_line import OneLineParser, parse_path, whole_number
 from preprocessing.extras import needs
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import (
@@ -185,13 +183,6 @@ def tell_pairs(pairs: Iterable[Sampled], tokenizer: Any) -> Iterator[str]:
 # --- The command ---
 
 
-def _folder(text: str) -> Path:
-    """An argparse type: a path, `~` being the home folder; a shell makes nothing of a variable that is not set."""
-    if not text:
-        raise argparse.ArgumentTypeError("the path is empty; write . for the current folder")
-    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path refuses the name of nobody's home
-
-
 def parser() -> OneLineParser:
     """The parser of the command line."""
     parser = OneLineParser(
@@ -200,7 +191,7 @@ def parser() -> OneLineParser:
         "beside them.",
     )
     parser.add_argument(
-        "directory", type=_folder, metavar="DIR", help="a finished shard directory, as make_shards writes it"
+        "directory", type=parse_path, metavar="DIR", help="a finished shard directory, as make_shards writes it"
     )
     parser.add_argument(
         "--sample",
@@ -215,7 +206,7 @@ def parser() -> OneLineParser:
     )
     parser.add_argument(
         "--histograms",
-        type=_folder,
+        type=parse_path,
         metavar="FOLDER",
         help="draw histograms of lengths and of unknown tokens there, as PNG",
     )

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from preprocessing.command_line import OneLineParser
-from trainer.paths import parse_path, parse_place
+from preprocessing.command_line import OneLineParser, parse_path, parse_place
 from trainer.settings import ConfigError, is_override
 
 # What others call it: google-research/bert, NVIDIA, bing_bert and transformers. docs/migrating.md has more.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, parse_path
 from preprocessing.status import is_dir, make_folder
 from preprocessing.tokenization import check_files
 from trainer.checkpoint import RunState, read_run_state
@@ -19,7 +19,6 @@ from trainer.corpus import directory_checksums
 from trainer.derived import write_new
 from trainer.hugging_face import save_export
 from trainer.model import BertConfig, parameter_shapes
-from trainer.paths import parse_path
 from trainer.run_directory import CheckpointError, RunDirectory
 from trainer.sharded_state import StateReader, verify_state
 

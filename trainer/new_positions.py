@@ -15,12 +15,11 @@ from pathlib import Path
 
 import torch
 
-from preprocessing.command_line import OneLineParser, whole_number
+from preprocessing.command_line import OneLineParser, parse_path, whole_number
 from preprocessing.schema import MAX_SEQUENCE_LENGTH
 from preprocessing.tokenization import check_files
 from trainer.derived import open_original, save_derived, write_new
 from trainer.hugging_face import Export
-from trainer.paths import parse_path
 
 _ROWS = "bert.embeddings.position.weight"  # [positions, D]
 

@@ -20,14 +20,13 @@ import torch
 from tokenizers.normalizers import BertNormalizer
 from torch import Tensor
 
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, parse_path
 from preprocessing.schema import TOKENIZER
 from preprocessing.status import exists
 from preprocessing.tokenization import PAD, VOCABULARY_FILE, check_files, cut, load_words
 from trainer.derived import open_original, save_derived, write_new
 from trainer.hugging_face import Export
 from trainer.model import BertConfig, BertForPreTraining
-from trainer.paths import parse_path
 
 _ROWS = ("bert.embeddings.word.weight", "mlm.bias")  # the parameters that have a row for each word
 

@@ -19,10 +19,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, parse_path
 from preprocessing.storage_errors import exit_code, is_passing, unavailable
 from preprocessing.terminal import in_line, show, tell_error
-from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
 
 EXIT_CODES = {"done": 0, "requeue": 10, "failed": 11, "crashed": 12}

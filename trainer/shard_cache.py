@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from fsspec.core import url_to_fs
 
+from preprocessing.command_line import parse_path
 from preprocessing.locks import lock_file, wait_and_lock
 from preprocessing.schema import (
     MANIFEST,
@@ -43,7 +44,6 @@ from preprocessing.storage_errors import reason, unavailable
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.credentials import without_credentials
 from trainer.files import sync, write_atomically
-from trainer.paths import parse_path
 from trainer.settings import ConfigError
 
 THREADS = 4  # files that are copied or hashed at a time
@@ -66,7 +66,7 @@ def cache_folder(cache_dir: str) -> Path | None:
         The folder; None where no copies are wanted.
 
     Raises:
-        ConfigError: a variable is not set, or is empty; or it is none of the paths that trainer.paths.parse_path takes.
+        ConfigError: a variable is not set, or is empty; or it is no path, by preprocessing.command_line.parse_path.
     """
     if not cache_dir:
         return None

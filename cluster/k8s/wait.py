@@ -16,11 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster.k8s.ranks import DONE, FAILED, read_outcome
-from preprocessing.command_line import OneLineParser, number
+from preprocessing.command_line import OneLineParser, number, parse_path, parse_place
 from preprocessing.schema import MANIFEST
 from preprocessing.status import is_file
 from preprocessing.terminal import tell_error
-from trainer.paths import parse_path, parse_place
 
 SECONDS = 10.0  # between two looks
 _minutes = number("a number of minutes", lambda minutes: 0 <= minutes < math.inf)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from preprocessing.command_line import OneLineParser, whole_number
+from preprocessing.command_line import OneLineParser, parse_path, whole_number
 from tests.conftest import ROOT
 
 
@@ -102,6 +102,35 @@ def test_whole_numbers(text: str, number: int) -> None:
 def test_what_is_no_whole_number_between_two(text: str, reason: str) -> None:
     with pytest.raises(ArgumentTypeError, match=f"^{re.escape(reason)}$"):
         whole_number(1, 10)(text)
+
+
+def test_a_leading_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse_path("~/runs") == tmp_path / "runs"  # which no shell puts into --output=~/runs
+    assert parse_path("./~/runs").parts[0] == "~"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("preprocessing.inspect", [""]),
+        ("preprocessing.inspect", ["shards", "--histograms", ""]),
+        ("trainer.outcome", [""]),
+        ("trainer.export", ["run", ""]),
+        ("trainer.new_vocabulary", ["model", "", "new"]),
+        ("trainer.tracking.__main__", ["sync", ""]),
+        ("trainer.pretrain", ["--config", "a.toml", "--shards", "shards", "--output", ""]),
+        ("trainer.pretrain", ["--config", "a.toml", "--shards", "shards", "--output", "run", "--init-from", ""]),
+        ("trainer.pretrain", ["--config", "a.toml", "--output", "run", "--shards", ""]),
+        ("cluster.doctor", ["--shared", ""]),
+    ],
+)
+def test_a_variable_of_the_shell_that_is_not_set_is_not_the_current_folder(
+    command: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        sys.exit(importlib.import_module(command).main(words))
+    assert "the path is empty; write . for the current folder" in capsys.readouterr().err
 
 
 def makes_parsers(file: Path) -> bool:

@@ -7,11 +7,10 @@ import sys
 import tomllib
 from collections.abc import Sequence
 
-from preprocessing.command_line import OneLineParser
+from preprocessing.command_line import OneLineParser, parse_path
 from preprocessing.storage_errors import exit_code, is_passing, unavailable
 from preprocessing.terminal import in_line, show, tell_error
 from trainer.credentials import without_credentials
-from trainer.paths import parse_path
 from trainer.run_directory import RunDirectory
 from trainer.tracking import LostRunError, RefusedError, WaitingError, prepare, status_of, sync
 from trainer.tracking.store import read_cursor, what_failed
