@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from common import be_the_only_rank, open_shards, release
 from cuda_stand_in import Counts, counts
 from gpu_predictions import BEST, BEST_BY_TORCH, BEST_IN_GRAPHS, BY_TORCH_IN_GRAPHS, LADDER, PEER, Row
-from gpu_pretrain import Bench, trainer_of
+from gpu_rows import Bench, trainer_of
 from preprocessing.markdown import markdown_table
 from trainer.engine import Engine
 from trainer.joining import join_world
