@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from gpu_predictions import SHARES, lengths_of
-from gpu_profile import kernels_of
 from preprocessing.markdown import markdown_table
 from trainer.attention import attention
 from trainer.determinism import use_deterministic_kernels
 from trainer.model import BertConfig
 from trainer.packing import PackedTokens
+from trainer.profiling import kernels_of
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 RUNS = 10

@@ -51,11 +51,11 @@ from gpu_correctness import (
     own_dropout_in_effect,
 )
 from gpu_predictions import BEST_IN_GRAPHS, LADDER, PEER, Row
-from gpu_profile import kind_of
 from gpu_rows import SIZES, Bench, profile, train
 from preprocessing.markdown import markdown_table
 from trainer.joining import join_world
 from trainer.metrics import measure_ceiling
+from trainer.profiling import kind_of
 from trainer.world import leave_world
 
 COMPILING = 80.0  # seconds after --end when a row that still compiles is given up

@@ -16,7 +16,6 @@ from torch import Tensor
 import transformers_pretraining as transformers_model
 from common import DEMO, deepspeed_config, recipe_of, steps_of, wait_for
 from gpu_predictions import BEST, BEST_BY_TORCH, LADDER, Row, predict
-from gpu_profile import by_kind, kernels_of
 from preprocessing.schema import ShardDirectory
 from trainer.config import Recipe
 from trainer.data import Batch
@@ -27,6 +26,7 @@ from trainer.loading import StepReader, Steps
 from trainer.metrics import training_flops
 from trainer.model import EMPTY_SLOT, BertConfig
 from trainer.optim import build_optimizer, parameter_groups
+from trainer.profiling import by_kind, kernels_of
 from trainer.settings import ConfigError
 from trainer.world import World
 

@@ -151,15 +151,20 @@ class LogConfig:
         every: steps between lines in a log that is not a terminal. metrics.jsonl has every step.
         validate_every: steps between evaluations on the validation shards; 0 leaves them out.
         validation_samples: at most so many samples of the validation part.
+        profile_step: of each start of a phase, record the so-many-th step on the first rank, as a trace in RUN/profile;
+            0 records none.
     """
 
     every: int = 100
     validate_every: int = 1000
     validation_samples: int = 10_000
+    profile_step: int = 0
 
     def __post_init__(self) -> None:
         if self.every <= 0 or self.validate_every < 0 or self.validation_samples <= 0:
             raise ValueError("every and validation_samples must be positive, validate_every 0 or more")
+        if self.profile_step < 0 or self.profile_step == 1:
+            raise ValueError("profile_step must be 0 or more but not 1: the profiler starts in the step before")
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class RunDirectory:
     initial_weights = _Below("initial_weights.json")  # which it began with; missing where they were new
     metrics = _Below("metrics.jsonl")  # a line of JSON per step
     validation_metrics = _Below("validation.jsonl")  # a line of JSON per evaluation on the validation shards
+    profile = _Below("profile")  # the folder of traces
     tracking = _Below("mlflow.json")  # what MLflow knows of this run
     pending_evaluations = _Below("mlflow.pending")  # the folder of evaluations that wait until MLflow gets them
     tokenizer = _Below("tokenizer")  # the tokenizer's files

@@ -29,6 +29,7 @@ from trainer.metrics_log import MetricsLog, has_line
 from trainer.model import parameter_count
 from trainer.monitors import Monitors
 from trainer.non_finite import NonFiniteError
+from trainer.profiling import StepProfile
 from trainer.progress import Progress
 from trainer.run_directory import CheckpointError, Ending, RunDirectory
 from trainer.saving import Saver, UnsavedError, export_if_missing
@@ -121,6 +122,7 @@ class Session:
         progress = Progress(self.world.is_first, self.recipe, step)
         bottlenecks, spent = Bottlenecks(self.world), defaultdict[str, float](float)
         loader = StepReader(steps, step - begin, end - begin, self.recipe.data.processes(self.world.device))
+        profiled = StepProfile(self.recipe.log.profile_step * self.world.is_first, self.run.profile, self.world.device)
         self.stop.wait_for_the_step()
         if self.owes_validation:
             self._validate(validation, engine, step)
@@ -148,11 +150,13 @@ class Session:
             if step > first + 1:  # the first one also waits for loader processes to start, and for kernels
                 _warn_of(bottlenecks, batches, metrics | seconds)
             self._report(step, metrics | _throughput(totals, seconds, ceiling), progress)
+            profiled.after_step(step)
             if self._divergence.is_seen:
                 self.saver.finish()
                 raise self._divergence.error(step, phase)
         self._watch()
         loader.close()
+        profiled.close()
         progress.close()
         if step > first:
             _log.info("time of %s: %s", counted(step - first, "step"), _shares(spent))

@@ -205,9 +205,10 @@ def test_a_run_trains_stops_goes_on_and_is_exported(
         done = run(
             environment, "trainer/pretrain.py", "--config", "trainer/recipes/bert_large.toml", "--shards", shards,
             "--output", tmp_path / "run", PARAMETERS, PHASE, f"train.max_steps={last}", "tracking.enabled=false",
-            "data.workers=1", *settings,
+            "data.workers=1", "log.profile_step=2", *settings,
         )  # fmt: skip
         assert f"done: {last} steps" in done.stderr, done.stderr[-4000:]
+        assert f"step {last} of rank 0 took" in done.stderr
         assert "memory is in use: phases.0.micro_batch_size=8 fits too" in done.stderr
     directory = RunDirectory(tmp_path / "run")
     lines = list(read_lines(directory.metrics))

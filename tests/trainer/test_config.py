@@ -306,7 +306,8 @@ def test_settings_that_do_not_go_together_are_refused(recipe, overrides, message
     "override",
     ["train.hang_seconds=-1", "train.max_steps=-1", "train.threads=-1", "checkpoint.every=0", "checkpoint.keep=-1",
      "checkpoint.keep_every=-1", "checkpoint.keep_exports=-1", "log.every=0", "log.validate_every=-1",
-     "log.validation_samples=0", "tracking.every=0", "tracking.every=2147483648",
+     "log.validation_samples=0", "log.profile_step=-1", "log.profile_step=1",
+     "tracking.every=0", "tracking.every=2147483648",
      "data.workers=-2", "data.workers=1025", "data.shuffle_bytes=0",
      "data.shuffle_bytes=9223372036854775808", "schedule.warmup_steps=2147483648",
      "phases.0.max_predictions=0", "phases.0.global_batch_size=0", "phases.0.micro_batch_size=0",
@@ -399,7 +400,7 @@ def test_so_are_graphs_however_the_layers_are_computed(recipe, way):
 @pytest.mark.parametrize(
     "override",
     ["train.max_steps=3", "train.threads=2", "train.hang_seconds=5", "train.deterministic=false", "checkpoint.every=3",
-     "log.every=7", "tracking.enabled=true", "tracking.every=100",
+     "log.every=7", "log.profile_step=20", "tracking.enabled=true", "tracking.every=100",
      "phases.0.micro_batch_size=4", "model.activation_checkpointing=true", "data.workers=2",
      "data.verify=false", "data.cache_dir='/x'", "data.skip=[[1, 2]]"],
 )  # fmt: skip

@@ -110,6 +110,22 @@ def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
         assert words in log
 
 
+def test_a_step_of_each_start_is_recorded_on_request_and_trains_the_same(call, tmp_path):
+    whole, recorded = tmp_path / "whole", tmp_path / "run"
+    assert call(world=2, output=whole)[0] == [0, 0]
+    for end in (5, 8):
+        codes, log = call(f"train.max_steps={end}", "log.profile_step=2", world=2)
+        assert codes == [0, 0]
+    traces = sorted(path.name for path in (recorded / "profile").iterdir())
+    assert traces == ["step-000002.json.gz", "step-000007.json.gz"]
+    assert log.count("step 7 of rank 0 took") == log.count(f"trace of step 7: {recorded / 'profile'}") == 1
+    assert "of rank 1 took" not in log
+    figures = (
+        [(line["loss"], line["grad_norm"]) for line in read_lines(run / "metrics.jsonl")] for run in (whole, recorded)
+    )
+    assert next(figures) == next(figures)
+
+
 def test_utilisation_is_of_what_all_ranks_could_do_together(call, tmp_path):
     codes, log = call("train.max_steps=1", world=2, task=run_pretrain_where_a_rank_can_reach_a_teraflop)
     assert codes == [0, 0]

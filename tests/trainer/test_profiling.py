@@ -1,14 +1,18 @@
-"""What a profile's kernels are for, and what in it is none; all of it holds on a CPU."""
+"""Which step is recorded, what its kernels are for, and what in a profile is none; all of it holds on a CPU."""
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
-from gpu_profile import by_kind, kernels_of, kind_of
+from trainer.profiling import StepProfile, busy_milliseconds, by_kind, kernels_of, kind_of
 
 # As torch 2.11's own libraries and profiles have them.
 KERNELS = {
@@ -35,6 +39,9 @@ KERNELS = {
     "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)::"
     "{lambda(float)#1}, std::array<char*, 2ul> >(int, std::array<char*, 2ul>)": "elementwise",  # no LAMB
     "triton_per_fused_add_native_dropout_native_layer_norm_3": "elementwise",
+    "aten::addmm": "matrix products",  # a CPU's
+    "aten::_fused_adam_": "optimizer",
+    "gloo:all_reduce": "communication",
 }
 
 
@@ -65,3 +72,56 @@ def test_annotations_and_what_the_host_does_are_no_kernels():
     kernels = kernels_of(events.key_averages())
     assert kernels == [(3.0, 2, "nvjet_tst"), (0.5, 1, "flash_fwd_kernel")]
     assert by_kind(kernels) == {"matrix products": 3.0, "attention": 0.5}
+
+
+def test_a_gpu_is_busy_while_it_has_a_kernel_in_any_stream():
+    events = [
+        event("nvjet_tst", 1000, 3000),
+        event("ncclDevKernel_AllReduce", 2000, 4000),  # beside it
+        event("ncclDevKernel_AllGather", 2500, 3500),  # within what is counted already
+        event("draw", 6000, 6500),
+        event("Optimizer.step#Adam.step", 0, 9000, is_user_annotation=True),
+        event("aten::mm", 0, 9000, device_type=DeviceType.CPU),
+    ]
+    assert busy_milliseconds(events) == 3.5
+
+
+def steps(profiled: StepProfile, last: int) -> None:
+    for step in range(1, last + 1):
+        with torch.profiler.record_function(f"of step {step}"):
+            torch.ones(100, 100) @ torch.ones(100, 100)
+        profiled.after_step(step)
+    profiled.close()
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_the_step_that_is_asked_for_is_recorded_alone(number: int, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", logger="pretrain")
+    steps(StepProfile(number, tmp_path / "profile", torch.device("cpu")), last=5)
+    (trace,) = (tmp_path / "profile").iterdir()
+    assert trace.name == f"step-00000{number}.json.gz"
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    names = {event["name"] for event in events}
+    assert {name for name in names if name.startswith("of step")} == {f"of step {number}"}
+    assert "aten::mm" in names
+    where, shares = (record.getMessage() for record in caplog.records)
+    assert where == f"trace of step {number}: {trace}, for https://ui.perfetto.dev"
+    told = dict(share.rsplit(" ", 1) for share in shares.partition(": ")[2].split(", "))
+    assert {"matrix products", "elementwise", "Python and waits"} == set(told)
+    assert sum(float(share.rstrip("%")) for share in told.values()) == pytest.approx(100, abs=1)
+
+
+@pytest.mark.parametrize(("number", "last"), [(0, 5), (2, 1), (5, 3), (5, 4)])
+def test_a_step_that_does_not_come_is_not_recorded(number: int, last: int, tmp_path: Path):
+    steps(StepProfile(number, tmp_path / "profile", torch.device("cpu")), last)
+    assert not (tmp_path / "profile").exists()
+
+
+def test_a_trace_that_finds_no_place_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", logger="pretrain")
+    (tmp_path / "profile").write_text("a file", encoding="utf-8")
+    steps(StepProfile(2, tmp_path / "profile", torch.device("cpu")), last=3)
+    warning, shares = caplog.records
+    assert warning.levelname == "WARNING"
+    assert warning.getMessage().startswith("the trace of step 2 can't be written: ")
+    assert shares.getMessage().startswith("step 2 of rank 0 took ")
