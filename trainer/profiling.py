@@ -124,12 +124,17 @@ class StepProfile:
         else:
             _log.info("trace of step %d: %s, for https://ui.perfetto.dev", step, path)
         _log.info("step %d of rank 0 took %.0f ms: %s", step, milliseconds, self._shares(milliseconds))
+        self._end()
 
     def close(self) -> None:
         """Record nothing more."""
         if self._left:
             self._left = 0
-            self._profile.stop()
+            self._end()
+
+    def _end(self) -> None:
+        self._profile.stop()
+        del self._profile  # events of a large step take much memory
 
     def _shares(self, milliseconds: float) -> str:
         on_gpu = self._device.type == "cuda"
