@@ -20,7 +20,7 @@ from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic
 from preprocessing.command_line import OneLineParser, number, parse_path, whole_number
 from preprocessing.tokenization import MASK
-from trainer.run_directory import RunDirectory
+from trainer.run_directory import RunDirectory, without_links
 
 SUBMISSION = "glue_submission.zip"
 EFFECTS_TOLD = "--effects-told"
@@ -33,10 +33,10 @@ def parse(argv: Sequence[str], program: str = "python -m eval.run") -> argparse.
     parser = _parser(program)
     arguments = parser.parse_args(argv)
     # Once: a link such as exports/latest may lead to another export before the end.
-    arguments.checkpoint = Path(os.path.realpath(arguments.checkpoint))
+    named, arguments.checkpoint = arguments.checkpoint, Path(os.path.realpath(arguments.checkpoint))
     if not (arguments.output or arguments.checkpoint.name):
         parser.error(f"--checkpoint {arguments.checkpoint}: results have no place beside it; give one by --output")
-    arguments.output = arguments.output or default_output(arguments.checkpoint, arguments.tasks)
+    arguments.output = arguments.output or default_output(without_links(named), arguments.tasks)
     if arguments.grid_index is None:
         if arguments.grid_count > 1:
             parser.error(f"--grid-count {arguments.grid_count} needs --grid-index, the number of this process")
@@ -127,7 +127,7 @@ def default_output(export: Path, tasks: Sequence[str]) -> Path:
     """A folder for the results of some tasks on an export, which those of others do not replace.
 
     Args:
-        export: a whole path, without links.
+        export: see trainer.run_directory.without_links.
         tasks: as they are asked for.
     """
     around = export.parent.parent

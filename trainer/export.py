@@ -19,7 +19,7 @@ from trainer.corpus import directory_checksums
 from trainer.derived import write_new
 from trainer.hugging_face import save_export
 from trainer.model import BertConfig, parameter_shapes
-from trainer.run_directory import CheckpointError, RunDirectory
+from trainer.run_directory import CheckpointError, RunDirectory, without_links
 from trainer.sharded_state import StateReader, verify_state
 
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("checkpoint", type=parse_path, help="RUN/checkpoints/step-NNNNNN, or RUN for the newest")
     parser.add_argument("output", type=parse_path, help="a new directory")
     arguments = parser.parse_args(argv)
-    return write_new(arguments.output, lambda: _export(_newest(arguments.checkpoint.resolve()), arguments.output))
+    return write_new(arguments.output, lambda: _export(_newest(without_links(arguments.checkpoint)), arguments.output))
 
 
 def _newest(path: Path) -> Path:
@@ -71,7 +71,7 @@ def _export(checkpoint: Path, output: Path) -> str:
             f"{checkpoint}: not a RUN/checkpoints/step-...; what is beside checkpoints/ is needed too: config.toml, "
             "tokenizer/ and others"
         )
-    if output.resolve().is_relative_to(checkpoint.parent):
+    if output.resolve().is_relative_to(checkpoint.parent.resolve()):
         raise CheckpointError(
             f"{output}: in {checkpoint.parent}, which is the trainer's alone; choose another directory"
         )

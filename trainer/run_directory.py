@@ -6,6 +6,7 @@ The files are the truth: everything that MLflow shows can be told from them.
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,6 +225,14 @@ def newest_around(path: Path, kind: Literal["checkpoints", "exports"]) -> Path |
     """The newest one of the run that a path is, or lies in, such as a checkpoint; None where it is in none."""
     found = [one for folder in (path, path.parent, path.parent.parent) for one in step_folders(folder / kind)]
     return found[-1] if found else None
+
+
+def without_links(path: Path) -> Path:
+    """A whole path without links, but for its run's checkpoints/ or exports/, which may lie on another disk."""
+    real, folder = Path(os.path.realpath(path)), path.absolute().parent
+    kept = Path(os.path.realpath(folder.parent), folder.name)
+    is_of_run = kept in (RunDirectory(kept.parent).checkpoints, RunDirectory(kept.parent).exports)
+    return kept / real.name if is_of_run and os.path.realpath(kept) == str(real.parent) else real
 
 
 def step_number(path: Path) -> int:

@@ -1382,6 +1382,12 @@ def test_without_an_output_results_lie_where_the_report_looks(export: Path, data
     assert default_output(alone, ["glue", "mlm"]) == tmp_path / "model-evaluations" / "model-glue-mlm"
     others = tmp_path / "models"  # a folder of models that no evaluation of ours has saved
     assert default_output(others / "bert", ["mlm"]) == others / "bert-evaluations" / "bert-mlm"
+    disk, run = tmp_path / "disk", tmp_path / "run"  # whose exports lie there
+    shutil.copytree(export, disk / "step-000004")
+    run.mkdir()
+    (run / "exports").symlink_to(disk)
+    asked = parse(["--checkpoint", str(run / "exports" / "step-000004"), "--tasks", "mlm"])
+    assert (asked.checkpoint, asked.output) == (disk / "step-000004", run / "evaluations" / "step-000004-mlm")
 
 
 def test_a_home_directory_that_no_shell_puts_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

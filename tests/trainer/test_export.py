@@ -58,6 +58,17 @@ def test_a_run_stands_for_its_newest_checkpoint(run, tmp_path, capsys, name):
     assert "the weights of step 8" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", [".", "checkpoints/latest", "checkpoints/step-000008"])
+def test_checkpoints_may_lie_on_another_disk(run, tmp_path, capsys, name):
+    moved, disk = shutil.copytree(run, tmp_path / "moved"), tmp_path / "disk"
+    (moved / "checkpoints").rename(disk)
+    (moved / "checkpoints").symlink_to(disk)
+    assert main([str(moved / name), str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "lineage.json").read_text())["run"] == str(moved)
+    assert main([str(moved / name), str(disk / "out")]) == 2
+    assert "checkpoints, which is the trainer's alone; choose" in capsys.readouterr().err
+
+
 def test_the_lineage_tells_where_the_run_lies_however_it_was_named(run, tmp_path, monkeypatch):
     monkeypatch.chdir(run.parent)
     given, checkpoint = RunDirectory(Path(run.name)), run / "checkpoints" / "step-000008"

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from tests.limits import room_for, too_many_open_files
-from trainer.run_directory import CheckpointError, Outcome, RunDirectory, newest_around, step_folders
+from trainer.run_directory import CheckpointError, Outcome, RunDirectory, newest_around, step_folders, without_links
 
 
 @pytest.fixture
@@ -122,6 +122,19 @@ def test_what_is_newest_is_found_from_anywhere_in_a_run(run):
         assert newest_around(run.path / place, "checkpoints") == run.checkpoint(8)
         assert newest_around(run.path / place, "exports") == run.export(4)
     assert newest_around(run.path.parent, "exports") is None
+
+
+def test_of_all_links_to_an_export_its_folder_alone_stays_one(run, monkeypatch):
+    disk, home = run.path.parent / "disk", run.path.parent / "home"
+    (disk / "step-000004").mkdir(parents=True)
+    run.exports.symlink_to(disk)
+    (disk / "newest").symlink_to("step-000004")
+    home.symlink_to(run.path.parent)
+    monkeypatch.chdir(run.path)
+    for name in ("exports/step-000004", home / "run/exports/newest", "exports/"):
+        assert without_links(Path(name)) == (run.export(4) if name != "exports/" else disk)
+    for name in (disk / "newest", run.path / "exports/../disk/step-000004", home / "disk/step-000004"):
+        assert without_links(name) == disk / "step-000004"
 
 
 @pytest.mark.parametrize(("number", "error", "told"), [
