@@ -33,6 +33,8 @@ from preprocessing.tokenization import (
     frame,
     load_settings,
     load_tokenizer,
+    load_words,
+    vocabulary_text,
 )
 from trainer.data import SampleStream, validation_stream
 from trainer.hugging_face import LINEAGE, Export, load_export, weights_file
@@ -234,13 +236,10 @@ def open_stream(shards: Path | None, checkpoint: Checkpoint, asked: int | None) 
     if shards is None:
         raise UsageError("the tasks read held-out samples; give the shards with --shards")
     with _as_usage_error():
-        directory = ShardDirectory(shards)
-    vocabulary = checkpoint.path / VOCABULARY_FILE
-    if not is_file(vocabulary):
-        raise UsageError(f"{vocabulary}: missing, so whether the shards fit can't be told; copy the export anew")
-    with reading(vocabulary):
-        ours = checksum(vocabulary)
-    if ours != directory.manifest.vocabulary.blake2b:
+        directory, words = ShardDirectory(shards), load_words(checkpoint.path)
+    if checksum_of(vocabulary_text(words).encode()) != directory.manifest.vocabulary.blake2b:
+        listed = is_file(checkpoint.path / VOCABULARY_FILE)  # unlike in what transformers 5 saves
+        vocabulary = checkpoint.path / (VOCABULARY_FILE if listed else TOKENIZER_FILE)
         raise UsageError(f"{shards}: made with another vocabulary than {vocabulary}; give shards made with that one")
     length = choose_length(asked, directory.manifest.sequence_lengths, checkpoint.positions)
     with _as_usage_error():

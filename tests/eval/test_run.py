@@ -377,7 +377,6 @@ INCOMPLETE = {
     "cut weights": (overwritten("model.safetensors", "x"), "model.safetensors: damaged"),
     "no tokenizer": (without("tokenizer.json"), "tokenizer.json: no such file"),
     "no normalizer": (without_normalizer, "tokenizer.json: keeps the case of words, but its vocabulary has no upper"),
-    "no vocabulary": (without("vocab.txt"), "vocab.txt: missing"),
     "damaged lineage": (overwritten("lineage.json", "{"), "lineage.json: not JSON"),
     "lineage nested without end": (overwritten("lineage.json", "[" * 100_000), "lineage.json: not JSON"),
     "lineage that is no object": (overwritten("lineage.json", "[]"), "lineage.json: not a JSON object"),
@@ -541,6 +540,22 @@ def test_how_a_tokenizer_knows_a_mask(
     message = "takes the [MASK] of a sentence for words; add it to added_tokens there"
     assert_refused(code, capsys, tmp_path / "results", "tokenizer.json", message)
     assert run(export, tmp_path / "results", shards, tasks="mlm") == 0  # whose words are masked by their numbers
+
+
+@pytest.mark.parametrize("ending", [None, "", "\r\n"])
+def test_shards_are_of_an_exports_words_however_its_files_have_them(
+    export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str | None
+) -> None:
+    """What transformers 5 saves has no vocab.txt; others end its lines otherwise, or not the last one."""
+    listed = export / "vocab.txt"
+    words = listed.read_text().splitlines()
+    listed.unlink() if ending is None else listed.write_text((ending or "\n").join(words) + ending, newline="")
+    assert run(export, tmp_path / "results", shards, tasks="mlm") == 0
+    capsys.readouterr()
+    other, saved = write_shards(tmp_path / "other", vocab_size=65), listed if listed.exists() else "tokenizer.json"
+    assert_refused(
+        run(export, tmp_path / "no", other), capsys, tmp_path / "no", f"another vocabulary than {export}", str(saved)
+    )
 
 
 def test_shards_that_cannot_be(export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
