@@ -284,8 +284,19 @@ def predicts_next_words(settings: Mapping[str, Any]) -> bool:
     return bool(settings.get("model.is_decoder"))
 
 
+def sequence_length(settings: Mapping[str, Any], step: int) -> int | None:
+    """Tokens of a sample of the phase that a step ends in; None where the recipe is out of reach."""
+    end, i = 0, 0
+    while isinstance(steps := settings.get(f"phases.{i}.steps"), int):
+        end += steps
+        if step <= end:
+            return settings.get(f"phases.{i}.sequence_length")
+        i += 1
+    return None
+
+
 def settings_of(run: Path) -> dict[str, Any]:
-    """What the recipe of a run says, section.key -> value; empty where its config.toml is out of reach.
+    """What the recipe of a run says, such as train.seed or phases.0.steps -> value; empty where it is out of reach.
 
     Raises:
         UsageError: it is not TOML, or not for this user to read.
@@ -297,7 +308,10 @@ def settings_of(run: Path) -> dict[str, Any]:
             return {}
         content = config.read_bytes()
     try:
-        sections = tomllib.loads(content.decode()).items()
+        sections = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{config}: not TOML ({error}); mend it, or move it away to do without it") from error
-    return {f"{name}.{k}": v for name, section in sections if isinstance(section, dict) for k, v in section.items()}
+    lists = {name: section for name, section in sections.items() if isinstance(section, list)}
+    numbered = {f"{name}.{i}": section for name, several in lists.items() for i, section in enumerate(several)}
+    tables = {name: section for name, section in {**sections, **numbered}.items() if isinstance(section, dict)}
+    return {f"{name}.{key}": value for name, section in tables.items() for key, value in section.items()}

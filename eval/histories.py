@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from eval.errors import UsageError
-from eval.evaluated import learns_next_sentence, predicts_next_words, settings_of
+from eval.evaluated import learns_next_sentence, predicts_next_words, sequence_length, settings_of
 from eval.storage import reading
 from preprocessing.status import exists
 from trainer.files import DamagedFileError, read_lines
@@ -40,6 +40,7 @@ class History:
         next_sentence: whether it learns to judge next sentences. One that does not has an accuracy all the same, of
             weights that nothing trains.
         next_words: whether its losses and accuracies are of next words, and none is masked.
+        held_out_length: tokens of a sample of its last validation; None where nothing tells.
     """
 
     name: str
@@ -48,6 +49,7 @@ class History:
     validation: Mapping[str, np.ndarray]
     next_sentence: bool
     next_words: bool
+    held_out_length: int | None
 
     @property
     def directories(self) -> list[str]:
@@ -90,7 +92,11 @@ def _read_history(path: Path, name: str) -> History | None:
     if not len(training["step"]):
         return None
     settings = settings_of(path)
-    return History(name, run, training, validation, learns_next_sentence(settings), predicts_next_words(settings))
+    validated = validation["step"][-1:]
+    return History(
+        name, run, training, validation, learns_next_sentence(settings), predicts_next_words(settings),
+        sequence_length(settings, int(validated[0])) if len(validated) else None,
+    )  # fmt: skip
 
 
 def _figures_of_directories(file: Path) -> list[str]:

@@ -147,9 +147,8 @@ def report(
         yield f"![Losses, accuracy and learning rate over the steps]({CURVES})\n"
         yield "## Last figures\n"
         yield _last_figures_table(histories)
-        validated = [history.run.manifest for history in histories if len(history.validation["step"])]
-        if len({_checksum(manifest) for manifest in validated} - {""}) > 1:
-            yield "Held-out figures of these runs don't compare: they are of different shards, see under Origin.\n"
+        if apart := list(_held_out_apart(histories)):
+            yield f"Held-out figures of these runs don't compare: they are {' and '.join(apart)}.\n"
     if rows := side_by_side(exports):
         yield "## Side by side\n"
         yield "± is half of the 95 % interval. What one model alone was measured on is left out.\n"
@@ -169,6 +168,15 @@ def report(
         yield "## Origin\n"
         origins = map(_origin, histories)
         yield markdown_table([["run", "configuration", "shards", "began with", "commit", "directory"], *origins])
+
+
+def _held_out_apart(histories: Sequence[History]) -> Iterator[str]:
+    """What the last held-out figures of some runs are of that differs among them."""
+    if len({history.held_out_length for history in histories} - {None}) > 1:
+        yield "of sequences of different lengths"
+    validated = [history.run.manifest for history in histories if len(history.validation["step"])]
+    if len({_checksum(manifest) for manifest in validated} - {""}) > 1:
+        yield "of different shards, see under Origin"
 
 
 def _beside_the_paper(exports: Sequence[MeasuredExport]) -> Iterator[str]:
@@ -214,6 +222,7 @@ def _last_figures(history: History) -> dict[str, str]:
     if len(held_out["step"]):
         figures |= {
             "held out, at step": f"{held_out['step'][-1]:,.0f}",
+            "held out, tokens of a sample": str(history.held_out_length or ""),
             **_of_words(history, "held out: MLM loss", f"{held_out['mlm_loss'][-1]:.4f}"),
             **_of_words(history, "held out: perplexity", f"{held_out['perplexity'][-1]:,.1f}"),
             **_of_words(history, "held out: MLM accuracy", f"{100 * held_out['mlm_accuracy'][-1]:.2f} %"),

@@ -191,6 +191,22 @@ def test_held_out_figures_on_different_shards_are_said_not_to_compare(run: Path,
     assert note not in report_of(run, other)
 
 
+def test_held_out_figures_at_different_lengths_are_said_not_to_compare(run: Path, tmp_path: Path) -> None:
+    other, row = write_run(tmp_path / "runs" / "other", steps=60), "held out, tokens of a sample"
+    phases = "[[phases]]\nsequence_length = 128\nsteps = {}\n[[phases]]\nsequence_length = 512\nsteps = 100\n"
+    assert row not in rows_of(report_of(run, other))
+    for path, steps in ((run, 60), (other, 59)):
+        (path / "config.toml").write_text(phases.format(steps))
+    report = report_of(run, other)
+    assert rows_of(report)[row] == ["128", "512"]
+    assert "don't compare: they are of sequences of different lengths.\n" in report
+    (other / "manifest.json").write_text('{"other": 1}')
+    both = "they are of sequences of different lengths and of different shards, see under Origin.\n"
+    assert both in report_of(run, other)
+    (other / "validation.jsonl").unlink()
+    assert "don't compare" not in report_of(run, other)
+
+
 def test_the_weights_that_a_run_began_with_are_named(run: Path) -> None:
     (run / "initial_weights.json").write_text('{"directory": "published/base", "blake2b": "ef56"}')
     assert rows_of(report_of(run))["demo"][2] == "published/base, ef56"
