@@ -1,8 +1,9 @@
 """WordPiece: load and check a vocabulary, and turn sentences into ids.
 
 The door through which the trainer and the evaluation use a vocabulary: it needs `tokenizers` only. Encoding has
-google-research/bert's meaning: clean, split off Chinese characters, lower-case and strip accents (uncased models),
-split on white space and punctuation, then the longest match first within each word.
+google-research/bert's meaning: clean, split off Chinese characters, lower-case and strip accents (uncased models, those
+whose words have accents without the latter), split on white space and punctuation, then the longest match first within
+each word.
 """
 
 from __future__ import annotations
@@ -142,6 +143,16 @@ def check_case(tokens: Sequence[str], lowercase: bool, file: str) -> None:
         raise VocabularyError(f"{file}: has no upper-case letter, so it is an uncased vocabulary; leave --cased out")
 
 
+def _strip_accents(vocabulary: Sequence[str], lowercase: bool) -> bool | None:
+    """What tokenizers are told of accents: None, as of case, or False for an uncased vocabulary of words with them.
+
+    Some published ones are, Spanish and German ones among them; in a text without accents none of these words occurs.
+    """
+    strip = normalizers.BertNormalizer(False, handle_chinese_chars=False, strip_accents=True, lowercase=False)
+    accented = sum(strip.normalize_str(token) != token for token in vocabulary) if lowercase else 0
+    return False if accented > CASE_SHARE * len(vocabulary) else None
+
+
 def special_ids(vocabulary: Sequence[str]) -> SpecialIds:
     """The ids of the special tokens in a checked vocabulary."""
     return SpecialIds(*(vocabulary.index(token) for token in SPECIAL_TOKENS))
@@ -152,11 +163,13 @@ def build_tokenizer(vocabulary: Sequence[str], lowercase: bool) -> Tokenizer:
 
     Args:
         vocabulary: tokens in the order of their ids, as load_vocabulary gives them.
-        lowercase: uncased model: lower-case and strip accents.
+        lowercase: uncased model: lower-case and, unless its words have accents, strip them.
     """
     ids = {token: number for number, token in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=_strip_accents(vocabulary, lowercase)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
@@ -205,7 +218,7 @@ def tokenizer_files(vocabulary: Sequence[str], lowercase: bool) -> dict[str, byt
         "mask_token": MASK,
         "pad_token": PAD,
         "sep_token": SEP,
-        "strip_accents": None,
+        "strip_accents": _strip_accents(vocabulary, lowercase),
         "tokenize_chinese_chars": True,
         "tokenizer_class": "BertTokenizer",
         "unk_token": UNKNOWN,

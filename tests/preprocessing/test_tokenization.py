@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, BertTokenizerFast
 
+from preprocessing.encoder import Encoder
 from preprocessing.storage_errors import UnavailableError
 from preprocessing.tokenization import (
     SPECIAL_TOKENS,
@@ -101,6 +102,23 @@ def test_ids_are_those_of_transformers(real_data: Path, file: str, lowercase: bo
     texts = [*SENTENCES[:4], *SENTENCES[5:], *book]  # their tokenizer takes a literal [MASK] for the token
     ours = encode_sentences(build_tokenizer(vocabulary, lowercase), texts)
     assert ours == theirs(texts, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(("words", "strip_accents"), [
+    (["el", "niño", "según", "sen", "cafe"], False), (["el", "nino", "segun", "senor", "cafe"], None),
+])  # fmt: skip
+def test_an_uncased_vocabulary_of_words_with_accents_keeps_those_of_a_text(
+    tmp_path: Path, words: list[str], strip_accents: bool | None
+) -> None:
+    """As of published models with strip_accents = false, of which transformers is told in shards and exports too."""
+    vocabulary, texts = [*SPECIAL_TOKENS, *words], ["El Niño según SEGÚN café", "Señor Cafe nino segun"]
+    save_tokenizer(vocabulary, True, tmp_path)
+    published = BertTokenizerFast(vocab=str(tmp_path / "vocab.txt"), do_lower_case=True, strip_accents=strip_accents)
+    theirs = published(texts, add_special_tokens=False)["input_ids"]
+    assert AutoTokenizer.from_pretrained(tmp_path)(texts, add_special_tokens=False)["input_ids"] == theirs
+    assert encode_sentences(load_tokenizer(tmp_path), texts) == theirs
+    assert Encoder(vocabulary, lowercase=True)(texts).ids.tolist() == [i for of_text in theirs for i in of_text]
+    assert (vocabulary.index(words[1]) in theirs[0], vocabulary.index(words[2]) in theirs[0]) == (True, True)
 
 
 def test_special_tokens_in_a_text_are_text_and_the_tokenizer_stays_as_it_was(vocabulary: list[str]) -> None:
