@@ -53,7 +53,7 @@ with needs("eval"):
     from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.terminal import in_line, tell_error
     from trainer.hugging_face import WEIGHTS
-    from trainer.run_directory import Ending, Outcome, RunDirectory, step_folders
+    from trainer.run_directory import Ending, Outcome, RunDirectory
 
 CHEAP = ("mlm", "nsp", "fill_mask")
 _NOTE = ".weights.json"  # beside results: the checksum of the export's weights, see eval.stamps
@@ -169,7 +169,7 @@ class Watch:
 
     def _jobs(self, ending: Ending | None) -> list[Job]:
         evaluations = self._run.path / EVALUATIONS
-        exports = step_folders(self._run.exports)
+        exports = self._run.complete_exports
         jobs = [Job(export, self._tasks, evaluations / export.name) for export in exports if self._tasks]
         if ending == "done" and self._final_tasks and exports:
             jobs.append(Job(exports[-1], self._final_tasks, evaluations / f"{exports[-1].name}-{FINAL}"))

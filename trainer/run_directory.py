@@ -179,9 +179,7 @@ class RunDirectory:
             CheckpointError: ``latest`` names something that is not there.
             UnavailableError: the folder is a link to another disk, which is not mounted.
         """
-        if status(self.checkpoints) is None and status(self.checkpoints, follow=False) is not None:
-            why = "a link to what is not there: mount that, or remove the link to begin with step 0"
-            raise unavailable(self.checkpoints, why)
+        _check_mounted(self.checkpoints, "to begin with step 0")
         found = step_folders(self.checkpoints)[::-1]
         pointer = self.latest
         try:
@@ -197,6 +195,16 @@ class RunDirectory:
         return [named, *(path for path in found if step_number(path) < step_number(named))]
 
     @property
+    def complete_exports(self) -> list[Path]:
+        """Those that are there, the earliest first.
+
+        Raises:
+            UnavailableError: the folder is a link to another disk, which is not mounted.
+        """
+        _check_mounted(self.exports, "to do without")
+        return step_folders(self.exports)
+
+    @property
     def step(self) -> int:
         """Finished updates of the newest checkpoint; 0 for a run that has none."""
         found = self.candidates()
@@ -210,6 +218,12 @@ class RunDirectory:
 def step_name(step: int) -> str:
     """The folder name of a step: step-000100."""
     return f"step-{step:06d}"
+
+
+def _check_mounted(folder: Path, without: str) -> None:
+    """See that a folder, if it is a link, leads to something; the link may be removed for what ``without`` says."""
+    if status(folder) is None and status(folder, follow=False) is not None:
+        raise unavailable(folder, f"a link to what is not there: mount that, or remove the link {without}")
 
 
 def step_folders(folder: Path) -> list[Path]:

@@ -422,6 +422,25 @@ def test_a_run_that_can_not_be_read_is_looked_at_again_and_told_of_once(
     assert evaluated == ["step-000007", "step-000009"]
 
 
+def test_of_a_run_that_is_done_exports_on_a_disk_that_is_not_mounted_are_waited_for(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    away = run.exports.rename(tmp_path / "unmounted")
+    run.exports.symlink_to(tmp_path / "disk")
+    run.set_outcome("done")
+    why = (
+        f"{run.exports}: can't be read now (a link to what is not there: mount that, or remove the link to do without)"
+    )
+    assert follow("--once") == 1
+    assert capsys.readouterr().err == f"error: {why}; give the same command again\n"
+    assert follow(events=[lambda: away.rename(tmp_path / "disk")]) == 0
+    assert [message for message in caplog.messages if why in message] == [
+        f"{run.path}: can't be read ({why}; give the same command again); it is tried again at every look"
+    ]
+    assert evaluated == ["step-000007", "step-000009"]
+
+
 @pytest.mark.parametrize("option", ["--once", "--poll=1"])
 def test_a_run_that_can_not_be_looked_for_at_the_start(
     run: RunDirectory, follow: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
