@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from preprocessing.schema import (
+    Manifest,
     ShardDirectory,
     ShardEntry,
     ShardError,
@@ -17,6 +20,7 @@ from preprocessing.schema import (
     checksum,
     checksum_of,
 )
+from preprocessing.status import is_file
 from preprocessing.storage_errors import UnavailableError
 from trainer.config import Phase, Recipe
 from trainer.credentials import without_credentials
@@ -25,6 +29,8 @@ from trainer.loading import LoaderError
 from trainer.naming import name_some, tell_apart
 from trainer.shard_cache import THREADS, cached
 from trainer.world import World
+
+_log = logging.getLogger("pretrain")
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,35 @@ def open_corpus(sources: Sequence[str], cache: Path | None = None, verify: bool 
     manifests = [directory.manifest_text for directory in directories]
     text = manifests[0] if len(manifests) == 1 else _together(checksums, manifests)
     return Corpus(directories, sources, text, checksum_of(text.encode()))
+
+
+def as_begun(corpus: Corpus, manifest: Path) -> Corpus:
+    """A corpus by the manifest of the run that was begun with it, where its shards were made again since.
+
+    Other versions may make the same bytes, and figures of a --contamination add to a manifest alone; so it has another
+    checksum, though nothing is trained otherwise.
+
+    Args:
+        corpus: as it is now.
+        manifest: of a run, which may be a new one, or on other shards.
+    """
+    if not is_file(manifest) or checksum_of(content := manifest.read_bytes()) == corpus.manifest_blake2b:
+        return corpus
+    with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):  # damaged, as check_run tells
+        told = json.loads(content)
+        begun = [each["manifest"] for each in told["directories"]] if "directories" in told else [told]
+        if [_data(Manifest.from_json(json.dumps(each))) for each in begun] == [
+            _data(directory.manifest) for directory in corpus.directories
+        ]:
+            _log.info("%s: made again with the same content as when the run was started", corpus.name)
+            return replace(corpus, manifest=content.decode(), manifest_blake2b=checksum_of(content))
+    return corpus
+
+
+def _data(manifest: Manifest) -> tuple[object, ...]:
+    """What of a manifest something is trained by."""
+    ordered_by = manifest.duplicates, manifest.next_sentence, manifest.sequence_lengths
+    return manifest.shards, manifest.vocabulary, ordered_by
 
 
 def train_stream(recipe: Recipe, phase: Phase, shards: Corpus) -> SampleStream:

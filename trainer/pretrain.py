@@ -33,7 +33,7 @@ from preprocessing.tokenization import VocabularyError
 from trainer.agreement import check_agreement, check_initial_weights, check_is_shared
 from trainer.arguments import output_of, parse
 from trainer.config import Recipe, load_recipe
-from trainer.corpus import open_corpus
+from trainer.corpus import as_begun, open_corpus
 from trainer.deepspeed_config import read_deepspeed, resolve
 from trainer.divergence import DivergedError
 from trainer.initial_model import initial_model
@@ -192,7 +192,7 @@ def pretrain(arguments: argparse.Namespace, start: _Start) -> None:
     configs = [resolve(deepspeed, recipe, phase, ranks) for phase in recipe.phases]
     cache = cache_folder(recipe.data.cache_dir)
     check_output(run, cache)
-    shards = open_corpus(arguments.shards, cache, recipe.data.verify)
+    shards = as_begun(open_corpus(arguments.shards, cache, recipe.data.verify), run.manifest)
     check(recipe, configs, shards, run, arguments.init_from)
 
     world = join_world(recipe.train.threads, recipe.train.hang_seconds)

@@ -18,7 +18,7 @@ import torch
 from preprocessing.schema import MANIFEST, ShardDirectory, ShardError, checksum
 from tests.trainer.shard_factory import MASK, write_shards
 from trainer.config import load_recipe
-from trainer.corpus import directory_checksums, open_corpus, train_stream
+from trainer.corpus import as_begun, directory_checksums, open_corpus, train_stream
 from trainer.data import DataConfig, SampleStream
 from trainer.loading import LoaderError
 from trainer.masking import MaskingConfig
@@ -43,6 +43,37 @@ def test_several_are_identified_by_all_their_manifests_in_order(shards, books, t
     assert directory_checksums(written) == [checksum(path / MANIFEST) for path in (shards, books)]
     assert directory_checksums(shards / MANIFEST) == [checksum(shards / MANIFEST)]
     assert open_corpus([str(books), str(shards)]).manifest_blake2b != corpus.manifest_blake2b
+
+
+def with_manifest(directory, target, **entries):
+    """A copy of a shard directory whose manifest has other entries."""
+    shutil.copytree(directory, target)
+    manifest = json.loads((target / MANIFEST).read_text()) | entries
+    (target / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    return target
+
+
+def test_a_run_keeps_its_manifest_where_the_same_shards_are_made_again(shards, books, tmp_path):
+    again = with_manifest(shards, tmp_path / "again", created_by={"pyarrow": "99"}, statistics={"contamination": {}})
+    manifest = tmp_path / "manifest.json"
+    for begun_with, made_again in (([shards], [again]), ([books, shards], [books, again])):
+        begun, now = open_corpus([*map(str, begun_with)]), open_corpus([*map(str, made_again)])
+        assert as_begun(begun, manifest) is begun  # a new run
+        manifest.write_text(begun.manifest, encoding="utf-8")
+        assert as_begun(begun, manifest) is begun
+        kept = as_begun(now, manifest)
+        assert (kept.manifest, kept.manifest_blake2b) == (begun.manifest, begun.manifest_blake2b)
+        assert (kept.directories, kept.sources) == (now.directories, now.sources)
+        manifest.unlink()
+
+
+def test_other_shards_are_not_those_that_a_run_was_begun_with(shards, books, tmp_path):
+    manifest, twice = tmp_path / "manifest.json", {"pairs": {"duplicates": 2}}
+    given = [[books], [shards, books], [with_manifest(shards, tmp_path / "twice", options=twice)]]
+    for content in ((shards / MANIFEST).read_bytes(), b"", b"[]", b'{"directories": [{}]}', b"[" * 100_000, b"\xff"):
+        manifest.write_bytes(content)
+        for corpus in (open_corpus([*map(str, directories)]) for directories in given):
+            assert as_begun(corpus, manifest) is corpus
 
 
 def test_where_they_lie_is_no_part_of_it(shards, books, tmp_path):

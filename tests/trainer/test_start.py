@@ -55,6 +55,17 @@ def test_a_run_is_not_gone_on_with_on_other_shards(call, tmp_path):
     assert f"started with other shards than {tmp_path / 'others'}; choose another --output" in log
 
 
+def test_a_run_goes_on_with_its_shards_where_they_were_made_again(call, shards, tmp_path):
+    assert call("train.max_steps=4")[0] == [0]
+    again = Path(shutil.copytree(shards, tmp_path / "again"))
+    manifest = json.loads((again / MANIFEST).read_text())
+    (again / MANIFEST).write_text(json.dumps(manifest | {"created_by": {"pyarrow": "99"}}))
+    codes, log = call(shards=again)
+    assert codes == [0], log
+    assert f"{again}: made again with the same content as when the run was started" in log
+    assert checksum(tmp_path / "run" / "manifest.json") == checksum(shards / MANIFEST)
+
+
 def test_which_shards_of_several_are_not_those_of_a_run_is_told(shards, books, tmp_path):
     others = write_shards(tmp_path / "others", seed=1)
     begun_with = [checksum(path / MANIFEST) for path in (shards, books)]
