@@ -53,7 +53,7 @@ with needs("eval"):
     from preprocessing.storage_errors import UnavailableError, exit_code
     from preprocessing.terminal import in_line, tell_error
     from trainer.hugging_face import WEIGHTS
-    from trainer.run_directory import Ending, Outcome, RunDirectory
+    from trainer.run_directory import CheckpointError, Ending, Outcome, RunDirectory, step_number
 
 CHEAP = ("mlm", "nsp", "fill_mask")
 _NOTE = ".weights.json"  # beside results: the checksum of the export's weights, see eval.stamps
@@ -109,6 +109,7 @@ class Watch:
         }
         self._settled: dict[Path, tuple[Any, Any]] = {}  # folder -> stamps of its results and weights when it was so
         self._unknown_outcome = ""  # the last look's
+        self._lacks_last = False  # as has been told
 
     def outcome(self) -> Outcome | None:
         """How the run ended; tells once of what stands there and doesn't say it, as the run may be gone on with."""
@@ -172,8 +173,19 @@ class Watch:
         exports = self._run.complete_exports
         jobs = [Job(export, self._tasks, evaluations / export.name) for export in exports if self._tasks]
         if ending == "done" and self._final_tasks and exports:
+            self._tell_if_not_last(exports[-1])
             jobs.append(Job(exports[-1], self._final_tasks, evaluations / f"{exports[-1].name}-{FINAL}"))
         return jobs
+
+    def _tell_if_not_last(self, export: Path) -> None:
+        """Say once where a run that is done has a later step than its newest export, as where a disk was full."""
+        step = 0
+        with contextlib.suppress(CheckpointError, UnavailableError, OSError):  # the checkpoints may be gone
+            step = self._run.step
+        if step > step_number(export) and not self._lacks_last:
+            told = "%s: the newest export, but the run ended with step %d: its command, given again, exports that"
+            _log.warning(told, export, step)
+            self._lacks_last = True
 
     def _is_settled(self, job: Job, checksum: Callable[[Path, Path], str | None]) -> bool:
         """Whether nothing is to be done: there are results, or it failed, as it does with results made otherwise.

@@ -441,6 +441,25 @@ def test_of_a_run_that_is_done_exports_on_a_disk_that_is_not_mounted_are_waited_
     assert evaluated == ["step-000007", "step-000009"]
 
 
+def test_that_the_last_step_of_a_run_has_no_export_is_told(
+    run: RunDirectory, follow: Callable[..., int], evaluated: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Final tasks would pass for those of the finished model."""
+    run.checkpoint(9).mkdir(parents=True)
+    run.set_outcome("done")
+    assert follow("--final-tasks", "nsp") == 0
+    told = "the newest export, but the run ended with step"
+    assert told not in caplog.text
+    run.checkpoint(12).mkdir()
+    assert follow("--final-tasks", "mlm") == 0
+    assert [message for message in caplog.messages if told in message] == [
+        f"{run.export(9)}: {told} 12: its command, given again, exports that"
+    ]
+    assert evaluated == ["step-000007", "step-000009", "step-000009-final", "step-000009-final"]
+    run.latest.write_text("step-000099")  # whatever is wrong with checkpoints
+    assert follow("--final-tasks", "mlm") == 0
+
+
 @pytest.mark.parametrize("option", ["--once", "--poll=1"])
 def test_a_run_that_can_not_be_looked_for_at_the_start(
     run: RunDirectory, follow: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
