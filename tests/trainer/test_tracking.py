@@ -1359,7 +1359,9 @@ def test_a_run_that_was_deleted_is_not_tried_again(
     assert_complete(run, store, only_run(store).info.run_id)
 
 
-def test_until_a_run_is_there_the_newest_experiment_counts(run: RunDirectory, store: str, tmp_path: Path) -> None:
+def test_until_a_run_is_there_the_newest_experiment_counts(
+    run: RunDirectory, store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     client = MlflowClient(store)
     client.delete_experiment(client.create_experiment("gone"))
     prepare(run, "gone")
@@ -1367,7 +1369,10 @@ def test_until_a_run_is_there_the_newest_experiment_counts(run: RunDirectory, st
         sync(run)
     prepare(run, "tests")
     sync(run)
+    assert caplog.messages == []
     prepare(run, "other")  # too late
+    (told,) = caplog.messages
+    assert told.startswith("tracking.experiment is other, but the run stays in tests, where it was first; delete ")
     sync(run)
     found = client.get_experiment(only_run(store).info.experiment_id)
     assert found.name == "tests"

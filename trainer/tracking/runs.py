@@ -140,8 +140,16 @@ def prepare(run: RunDirectory, experiment: str) -> None:
     with contextlib.suppress(ValueError):  # damaged, as is told when it is used
         cursor = read_cursor(run)
         tell_of_another_store(run, cursor)
-        if not cursor.run_id and cursor.experiment != experiment:
+        if cursor.experiment == experiment:
+            return
+        if not cursor.run_id:
             write_cursor(run, dataclasses.replace(cursor, experiment=experiment))
+        else:
+            _log.warning(
+                "tracking.experiment is %s, but the run stays in %s, where it was first; delete %s to have it carried "
+                "over to the other",
+                *(experiment, cursor.experiment, run.tracking),
+            )
 
 
 def _destination(run: RunDirectory) -> Cursor:
