@@ -60,6 +60,8 @@ from trainer.sharded_state import file_name, write_state
 from trainer.stopping import end_at_once
 from trainer.world import World, has_joined, leave_world
 
+pyarrow.array([0])  # imports pandas where it is installed, which every rank would take longer for than for its steps
+
 
 def run_pretrain(arguments: list[str]) -> int:
     """The trainer's main, as a launcher would start it."""
