@@ -205,7 +205,8 @@ def test_a_run_that_stopped_goes_on_bit_for_bit(train, deepspeed_config, tmp_pat
 @pytest.mark.parametrize("stage", [2, 3])
 def test_what_new_memory_holds_is_of_no_account(train, deepspeed_config, tmp_path, stage):
     """Three ranks can't divide the parameters, and DeepSpeed does not write into what fills the last one's up."""
-    config = deepspeed_config(**FLOAT32, zero_optimization={"stage": stage})
+    buckets = {"reduce_bucket_size": 50_000}  # more than there are parameters: DeepSpeed's own take seconds to fill
+    config = deepspeed_config(**FLOAT32, zero_optimization={"stage": stage, **buckets})
     settings = ["train.max_steps=3", "phases.0.global_batch_size=6", "log.validate_every=3", "checkpoint.every=1"]
     plain, filled = (
         train(tmp_path / task.__name__, config, 3, *settings, task=task)
