@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,34 +82,41 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def write_deepspeed_config(folder: Path, **changes: Any) -> Path:
+    """Write the DeepSpeed configuration at the root with some keys replaced, or removed by None, into a folder."""
+    config = json.loads((ROOT / "ds_config.json").read_text(encoding="utf-8"))
+    config = {key: value for key, value in {**config, **changes}.items() if value is not None}
+    path = folder / f"ds_{len(list(folder.glob('ds_*')))}.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
 def deepspeed_config(tmp_path: Path):
     """Write a DeepSpeed configuration: the one at the root with some keys replaced, or removed by None."""
 
-    def write(**changes: Any) -> Path:
-        config = json.loads((ROOT / "ds_config.json").read_text(encoding="utf-8"))
-        config = {key: value for key, value in {**config, **changes}.items() if value is not None}
-        path = tmp_path / f"ds_{len(list(tmp_path.glob('ds_*')))}.json"
-        path.write_text(json.dumps(config), encoding="utf-8")
-        return path
-
-    return write
+    return functools.partial(write_deepspeed_config, tmp_path)
 
 
-@pytest.fixture
-def call(recipe, shards, deepspeed_config, tmp_path):
-    """Run the trainer; returns the exit codes of its ranks and what they printed."""
+def train_in(folder: Path, recipe: Path, shards: Path) -> Callable[..., tuple[list[int], str]]:
+    """What runs the trainer into a folder, and returns the exit codes of its ranks and what they printed."""
     from tests.trainer.rank_tasks import run_pretrain  # seconds to import, for the few who train
 
     def run(*settings, world=1, task=run_pretrain, **replaced):
-        arguments = {"config": recipe, "deepspeed_config": deepspeed_config(), "shards": shards,
-                     "output": tmp_path / "run", **replaced}  # fmt: skip
-        log = tmp_path / "log"
+        arguments = {"config": recipe, "deepspeed_config": write_deepspeed_config(folder), "shards": shards,
+                     "output": folder / "run", **replaced}  # fmt: skip
+        log = folder / "log"
         log.unlink(missing_ok=True)
         flags = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
         return run_ranks(world, task, [*flags, *settings], log=log), log.read_text()
 
     return run
+
+
+@pytest.fixture
+def call(recipe, shards, tmp_path):
+    """Run the trainer; returns the exit codes of its ranks and what they printed."""
+    return train_in(tmp_path, recipe, shards)
 
 
 @pytest.fixture(scope="module")

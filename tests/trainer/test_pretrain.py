@@ -23,7 +23,7 @@ from transformers import BertForPreTraining as TheirBert
 from preprocessing.schema import MANIFEST
 from tests.conftest import ROOT
 from tests.ranks import run_ranks
-from tests.trainer.conftest import TINY, losses
+from tests.trainer.conftest import TINY, losses, train_in
 from tests.trainer.rank_tasks import (
     run_pretrain,
     run_pretrain_and_check_out_another_commit,
@@ -72,10 +72,50 @@ from trainer.loss_trend import LossTrend, follow
 from trainer.run_directory import RunDirectory, step_folders, step_number
 
 
-def test_a_run_directory_has_all_that_a_reader_needs(call, shards, tmp_path):
-    codes, log = call(world=2)
-    assert codes == [0, 0]
-    run = tmp_path / "run"
+@pytest.fixture(scope="module")
+def trained(recipe, shards, tmp_path_factory):
+    """A folder with the run of two ranks that nobody stopped, and its log; for all who only look at it."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert train_in(folder, recipe, shards)(world=2)[0] == [0, 0]
+    return folder
+
+
+@pytest.fixture
+def done(trained, tmp_path):
+    """A copy of that run, for who changes it."""
+    return RunDirectory(shutil.copytree(trained / "run", tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def stopped(recipe, shards, tmp_path_factory):
+    """A folder with a run of two ranks that was asked to stop in its third step."""
+    folder = tmp_path_factory.mktemp("stopped")
+    assert train_in(folder, recipe, shards)(world=2, task=run_pretrain_and_signal)[0] == [0, 0]
+    return folder
+
+
+@pytest.fixture
+def requeued(stopped, tmp_path):
+    """A copy of that run."""
+    return RunDirectory(shutil.copytree(stopped / "run", tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def four_steps(recipe, shards, tmp_path_factory):
+    """A folder with a run that was to train four of its eight steps first, in one rank."""
+    folder = tmp_path_factory.mktemp("four_steps")
+    assert train_in(folder, recipe, shards)("train.max_steps=4")[0] == [0]
+    return folder
+
+
+@pytest.fixture
+def half(four_steps, tmp_path):
+    """A copy of that run."""
+    return RunDirectory(shutil.copytree(four_steps / "run", tmp_path / "run"))
+
+
+def test_a_run_directory_has_all_that_a_reader_needs(trained, shards):
+    run, log = trained / "run", (trained / "log").read_text()
     assert (run / "outcome").read_text() == "done\n"
     assert (run / "manifest.json").read_text() == (shards / MANIFEST).read_text()
     assert json.loads((run / "code.json").read_text())["version"]
@@ -134,10 +174,9 @@ def test_utilisation_is_of_what_all_ranks_could_do_together(call, tmp_path):
     assert line["mfu"] == pytest.approx(line["tflops"] / 2)
 
 
-def test_the_export_is_a_bert_of_transformers(call, tmp_path, monkeypatch):
+def test_the_export_is_a_bert_of_transformers(trained, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    call(world=2)
-    export = tmp_path / "run" / "exports" / "step-000008"
+    export = trained / "run" / "exports" / "step-000008"
     model, report = TheirBert.from_pretrained(export, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
@@ -150,27 +189,24 @@ def test_the_export_is_a_bert_of_transformers(call, tmp_path, monkeypatch):
     assert len(lineage["manifest_blake2b"]) == 32
 
 
-def test_the_same_command_again_does_nothing_when_the_run_is_done(call, tmp_path):
-    call()
-    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    codes, log = call()
-    assert codes == [0]
+def test_the_same_command_again_does_nothing_when_the_run_is_done(call, done):
+    before = done.metrics.read_bytes()
+    codes, log = call(world=2)
+    assert codes == [0, 0]
     assert "done already, 8 steps" in log
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert done.metrics.read_bytes() == before
 
 
-def test_what_a_kill_after_the_last_checkpoint_cut_is_made_up_for(call, tmp_path):
+def test_what_a_kill_after_the_last_checkpoint_cut_is_made_up_for(call, done):
     """Between the last checkpoint and the outcome lies the export."""
-    call()
-    run = RunDirectory(tmp_path / "run")
-    export = (run.export(8) / "model.safetensors").read_bytes()
-    shutil.rmtree(run.export(8))
-    run.set_outcome(None)
+    export = (done.export(8) / "model.safetensors").read_bytes()
+    shutil.rmtree(done.export(8))
+    done.set_outcome(None)
     codes, log = call(world=2, task=run_pretrain_and_tell_who_exports)
     assert codes == [0, 0]
     assert re.findall("exported by rank .", log) == ["exported by rank 0"]
-    assert (run.export(8) / "model.safetensors").read_bytes() == export
-    assert run.outcome == ("done", "")
+    assert (done.export(8) / "model.safetensors").read_bytes() == export
+    assert done.outcome == ("done", "")
 
 
 def test_a_run_of_one_step_is_told_of_in_the_singular(call):
@@ -182,22 +218,17 @@ def test_a_run_of_one_step_is_told_of_in_the_singular(call):
     assert "done already, 1 step\n" in call(*settings)[1]
 
 
-def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(call, tmp_path):
+def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(call, requeued, trained):
     """One rank is told; all agree, finish the step and write. The same command then gives the uninterrupted curve."""
-    settings = ["log.validate_every=0"]  # a validation would end there too
-    codes, _ = call(*settings, world=2, task=run_pretrain_and_signal)
-    run = tmp_path / "run"
-    assert codes == [0, 0]
+    run = requeued.path
     assert (run / "outcome").read_text().startswith("requeue: asked to stop after step ")
     stopped_at = [line["step"] for line in read_lines(run / "metrics.jsonl")][-1]
     assert 0 < stopped_at < 8
     assert (run / "checkpoints" / "latest").read_text() == f"step-{stopped_at:06d}\n"
-    assert call(*settings, world=2)[0] == [0, 0]
-    call(*settings, world=2, output=tmp_path / "whole")
+    assert call(world=2)[0] == [0, 0]
     keys = ("step", "loss", "grad_norm")
     curves = [
-        [[line[key] for key in keys] for line in read_lines(path / "metrics.jsonl")]
-        for path in (run, tmp_path / "whole")
+        [[line[key] for key in keys] for line in read_lines(path / "metrics.jsonl")] for path in (run, trained / "run")
     ]
     assert curves[0] == curves[1]
 
@@ -373,7 +404,7 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end(call, tmp_path):
     assert not list((tmp_path / "run" / "checkpoints").glob("*step*"))
 
 
-def test_a_signal_on_a_full_disk_costs_the_steps_since_the_checkpoint_before(call, tmp_path):
+def test_a_signal_on_a_full_disk_costs_the_steps_since_the_checkpoint_before(call, trained, tmp_path):
     """Preemption is no mistake of a person: the run is to be started again, but not for ever where nothing is kept."""
     codes, log = call("checkpoint.every=2", world=2, task=run_pretrain_and_signal_on_a_full_disk)
     assert codes == [1, 1]
@@ -385,8 +416,7 @@ def test_a_signal_on_a_full_disk_costs_the_steps_since_the_checkpoint_before(cal
     assert run.outcome is None
     assert run.step == 2
     assert call(world=2)[0] == [0, 0]
-    assert call(world=2, output=tmp_path / "whole")[0] == [0, 0]
-    assert losses(run.path) == losses(tmp_path / "whole")
+    assert losses(run.path) == losses(trained / "run")
 
 
 @pytest.mark.parametrize(
@@ -490,7 +520,7 @@ def test_a_loss_that_is_no_number_leaves_the_checkpoint_that_is_being_written(ca
     assert RunDirectory(tmp_path / "run").step == 1
 
 
-def test_data_that_one_rank_can_not_read_ends_the_run_with_what_is_trained(call, tmp_path):
+def test_data_that_one_rank_can_not_read_ends_the_run_with_what_is_trained(call, trained, tmp_path):
     """The last rank finds a broken pair at its fourth step: all write a checkpoint of the third, and one says why."""
     codes, log = call(world=2, task=run_pretrain_on_broken_data)
     assert codes == [1, 1]
@@ -499,8 +529,7 @@ def test_data_that_one_rank_can_not_read_ends_the_run_with_what_is_trained(call,
     assert RunDirectory(tmp_path / "run").outcome == ("failed", "rank 1: shard-x: a broken pair")
     assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step-000003\n"
     assert call(world=2)[0] == [0, 0]
-    call(world=2, output=tmp_path / "whole")
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(trained / "run")
 
 
 def test_a_checkpoint_that_is_complete_is_not_written_again_for_data_that_can_not_be_read(call, tmp_path):
@@ -530,16 +559,14 @@ def test_a_configuration_of_deepspeed_is_read_once(call, deepspeed_config, tmp_p
         assert run.deepspeed_config.read_text() == text
 
 
-def test_a_trainer_that_waits_for_another_one_ends_where_it_is_asked_to(call, tmp_path):
-    assert call("train.max_steps=2")[0] == [0]
-    run = RunDirectory(tmp_path / "run")
-    with hold_run(run):
-        run.set_outcome(None)
-        codes, log = call("train.max_steps=4", task=run_pretrain_and_signal_while_it_waits)
+def test_a_trainer_that_waits_for_another_one_ends_where_it_is_asked_to(call, half):
+    with hold_run(half):
+        half.set_outcome(None)
+        codes, log = call(task=run_pretrain_and_signal_while_it_waits)
     assert codes == [1]
     assert "waiting up to 86400 s for it to end" in log
-    assert f"error: {run.path}: in use by process {os.getpid()} on " in log
-    assert run.outcome is None
+    assert f"error: {half.path}: in use by process {os.getpid()} on " in log
+    assert half.outcome is None
 
 
 @pytest.mark.parametrize(("name", "value"), [("LOCAL_RANK", "x"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "")])
@@ -591,17 +618,15 @@ def test_closed_streams_are_no_reason_to_end(call, tmp_path):
     assert RunDirectory(tmp_path / "run").outcome.ending == "done"
 
 
-def test_a_mistake_at_a_restart_is_not_requeued_again(call, tmp_path):
+def test_a_mistake_at_a_restart_is_not_requeued_again(call, requeued):
     """A job script that restarts a requeued run with a broken command must not go on doing so."""
-    assert call(world=2, task=run_pretrain_and_signal)[0] == [0, 0]
-    run = RunDirectory(tmp_path / "run")
-    assert run.outcome.ending == "requeue"
+    assert requeued.outcome.ending == "requeue"
     assert call("train.max_stepz=3", world=2)[0] == [2, 2]
-    assert run.outcome.ending == "failed"
-    assert "unknown setting train.max_stepz" in run.outcome.reason
+    assert requeued.outcome.ending == "failed"
+    assert "unknown setting train.max_stepz" in requeued.outcome.reason
     assert call(world=2)[0] == [0, 0]
     assert call("train.max_stepz=3")[0] == [2]
-    assert run.outcome == ("done", ""), "a mistake does not undo what is done"
+    assert requeued.outcome == ("done", ""), "a mistake does not undo what is done"
 
 
 def test_a_mistake_at_the_first_start_leaves_its_word_in_a_folder_for_it(call, tmp_path):
@@ -620,21 +645,19 @@ def test_a_mistake_at_the_first_start_leaves_its_word_in_a_folder_for_it(call, t
     assert call("train.max_steps=1")[0] == [0]
 
 
-def test_a_command_line_that_is_none_is_not_requeued_again(call, tmp_path):
+def test_a_command_line_that_is_none_is_not_requeued_again(call, requeued):
     """Such as of a variable that is not set; the trainer knows no more than which run it is about."""
-    run = RunDirectory(tmp_path / "run")
-    assert call(world=2, task=run_pretrain_and_signal)[0] == [0, 0]
     for given, told in (({"shards": ""}, "argument --shards: "), ({"bogus": 1}, "unknown option --bogus: ")):
-        run.set_outcome("requeue", "asked to stop")
+        requeued.set_outcome("requeue", "asked to stop")
         codes, log = call(world=2, **given)
         assert codes == [2, 2]
         (error,) = re.findall("^error: (.*)", log, re.MULTILINE)
         assert error.startswith(told)
         assert "usage" not in log
-        assert run.outcome == ("failed", error)
+        assert requeued.outcome == ("failed", error)
     assert call(world=2)[0] == [0, 0]
     assert call(bogus=1)[0] == [2]
-    assert run.outcome == ("done", "")
+    assert requeued.outcome == ("done", "")
 
 
 @pytest.mark.parametrize(("word", "told"), [
@@ -666,27 +689,24 @@ def test_files_that_are_opened_take_no_place_of_a_stream_that_is_closed(tmp_path
     assert int((tmp_path / "file").read_text()) > 2
 
 
-def test_ranks_that_were_given_other_things_at_a_restart_are_not_requeued_again(call, deepspeed_config, tmp_path):
+def test_ranks_that_were_given_other_things_at_a_restart_are_not_requeued_again(call, requeued, deepspeed_config):
     """All of them find it when they have met, and an earlier start's outcome is still there."""
-    assert call(world=2, task=run_pretrain_and_signal)[0] == [0, 0]
-    run, other = RunDirectory(tmp_path / "run"), deepspeed_config(zero_optimization={"stage": 1})
+    other = deepspeed_config(zero_optimization={"stage": 1})
     apart = functools.partial(run_pretrain_on_nodes_that_differ, option="--deepspeed_config", of_the_last=other)
     codes, log = call(world=2, task=apart)
     assert codes == [2, 2]
     (error,) = re.findall("^error: (.*)", log, re.MULTILINE)
     assert error.startswith("rank 1 was given other deepspeed_config than rank 0: ")
-    assert run.outcome == ("failed", error)
+    assert requeued.outcome == ("failed", error)
 
 
-def test_a_run_that_can_not_be_taken_over_is_told(call, tmp_path):
+def test_a_run_that_can_not_be_taken_over_is_told(call, requeued):
     """Its outcome stays, for that can't be written either."""
-    assert call(world=2, task=run_pretrain_and_signal)[0] == [0, 0]
-    run = RunDirectory(tmp_path / "run")
-    run.outcome_file.unlink()
-    (run.outcome_file / "folder").mkdir(parents=True)
+    requeued.outcome_file.unlink()
+    (requeued.outcome_file / "folder").mkdir(parents=True)
     codes, log = call(world=2)
     assert codes == [2, 2]
-    assert len(re.findall(f"^error: {run.path}: can't be written ", log, re.MULTILINE)) == 1
+    assert len(re.findall(f"^error: {requeued.path}: can't be written ", log, re.MULTILINE)) == 1
 
 
 def test_a_run_that_is_to_be_trained_for_longer_is_not_done_any_more(call, tmp_path):
@@ -724,26 +744,23 @@ NOW = "can't be read or written now"
     ("open", "run/.code.json.incomplete", errno.EIO, f"{NOW} (Input/output error); give the same command again"),
     ("open", "run/.outcome.incomplete", errno.ENOSPC, "can't be written (No space left on device); mend that, and"),
 ])  # fmt: skip
-def test_storage_that_fails_the_first_rank_is_told_once_and_ends_all(
-    call, tmp_path, call_of_path, name, number, message
-):
+def test_storage_that_fails_the_first_rank_is_told_once_and_ends_all(call, half, call_of_path, name, number, message):
     """For a moment maybe, so that nobody needs to be asked before the same command is given again."""
-    assert call("train.max_steps=2", world=2)[0] == [0, 0]
     codes, log = call(world=2, task=where_storage_fails(call_of_path, name, number))
     assert codes == [1, 1]
     (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
     assert message in error
     assert "Traceback" not in log
-    run = RunDirectory(tmp_path / "run")
-    assert run.ending in (None, "done")
+    assert half.ending in (None, "done")
     assert call(world=2)[0] == [0, 0]
-    assert run.outcome == ("done", "")
+    assert half.outcome == ("done", "")
+    assert half.step == 8
 
 
+@pytest.mark.usefixtures("half")
 @pytest.mark.parametrize("name", ["checkpoints/latest", "run/config.toml"])
-def test_storage_that_fails_a_rank_by_itself_is_told_in_a_line(call, tmp_path, name):
+def test_storage_that_fails_a_rank_by_itself_is_told_in_a_line(call, name):
     """Before the ranks have met; no word is left of it, as a job script then gives the command again."""
-    assert call("train.max_steps=2", "checkpoint.every=2")[0] == [0]
     codes, log = call(task=where_storage_fails("read_text", name, errno.ESTALE))
     assert codes == [1]
     assert re.search(
@@ -838,20 +855,19 @@ def test_a_validation_that_takes_longer_than_a_hang_is_none(call, tmp_path):
 
 @pytest.mark.parametrize("steps", [8, 4], ids=["before the last step", "after the last step"])
 @pytest.mark.parametrize("every", [4, 8], ids=["checkpoint due", "checkpoint not due"])
-def test_a_validation_ends_where_a_rank_is_asked_to_stop_and_is_made_up_for(call, tmp_path, steps, every):
+def test_a_validation_ends_where_a_rank_is_asked_to_stop_and_is_made_up_for(call, trained, tmp_path, steps, every):
     settings = [f"train.max_steps={steps}", f"checkpoint.every={every}"]
-    assert call(*settings, world=2, output=tmp_path / "whole")[0] == [0, 0]
     codes, log = call(*settings, world=2, task=run_pretrain_and_signal_in_validation_and_count_commits)
     assert codes == [0, 0]
     assert re.findall("committed .", log) == ["committed 4"], "once: a kill could take what is complete"
-    run, whole = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "whole")
+    run, whole = RunDirectory(tmp_path / "run"), RunDirectory(trained / "run")
     assert run.outcome == ("requeue", "asked to stop after step 4")
     assert run.step == 4
     assert not run.validation_metrics.exists()
     assert call(*settings, world=2)[0] == [0, 0]
     assert run.outcome == ("done", "")
-    assert without_times(run.validation_metrics) == without_times(whole.validation_metrics)
-    assert losses(run.path) == losses(whole.path)
+    assert without_times(run.validation_metrics) == without_times(whole.validation_metrics)[: steps // 4]
+    assert losses(run.path) == losses(whole.path)[:steps]
 
 
 def test_a_step_at_which_all_is_to_stop_is_validated_by_the_next_start(call, tmp_path):
@@ -883,35 +899,31 @@ def without_times(metrics):
     return [{name: value for name, value in line.items() if name != "time"} for line in read_lines(metrics)]
 
 
-def test_an_export_that_finds_no_room_at_a_start_costs_nothing_else(call, tmp_path):
-    assert call("train.max_steps=4")[0] == [0]
-    run = RunDirectory(tmp_path / "run")
-    shutil.rmtree(run.exports)
-    run.exports.write_text("no folder can be made here")
+def test_an_export_that_finds_no_room_at_a_start_costs_nothing_else(call, half):
+    shutil.rmtree(half.exports)
+    half.exports.write_text("no folder can be made here")
     for settings in (["train.max_steps=4"], ["train.max_steps=6"]):  # when all is done, and when there is more to train
         codes, log = call(*settings)
         assert codes == [0]
         assert "the export can't be written (" in log
         assert "Traceback" not in log
-        assert run.outcome == ("done", "")
-    assert run.step == 6
+        assert half.outcome == ("done", "")
+    assert half.step == 6
 
 
-def test_two_trainers_do_not_share_a_run(call, tmp_path):
-    assert call("train.max_steps=4")[0] == [0]
-    run = RunDirectory(tmp_path / "run")
-    before = run.metrics.read_bytes()
-    with hold_run(run):
-        run.set_outcome(None)
+def test_two_trainers_do_not_share_a_run(call, half):
+    before = half.metrics.read_bytes()
+    with hold_run(half):
+        half.set_outcome(None)
         codes, log = call("schedule.peak=0.5")
         assert codes == [2], "a mistake that is seen before the lock is asked for"
         assert "started with other settings" in log
         codes, log = call(world=2, task=run_pretrain_without_patience)
     assert codes == [1, 1], "not 2: a job that was started again too early is worth another try"
     (error,) = re.findall("^error: (.*)", log, re.MULTILINE)
-    assert error.startswith(f"{run.path}: in use by process {os.getpid()} on ")
-    assert run.outcome is None, "what the other trainer will have to say is its own"
-    assert run.metrics.read_bytes() == before
+    assert error.startswith(f"{half.path}: in use by process {os.getpid()} on ")
+    assert half.outcome is None, "what the other trainer will have to say is its own"
+    assert half.metrics.read_bytes() == before
     assert call(world=2)[0] == [0, 0]
 
 
@@ -1002,9 +1014,8 @@ def test_the_advice_of_the_message_gets_past_a_bad_sample(call, tmp_path):
     assert len(losses(run.path)) == 8
 
 
-def test_retention_leaves_an_export_to_whom_it_evaluates(call, tmp_path):
-    exports = tmp_path / "run" / "exports"
-    assert call("train.max_steps=4")[0] == [0]
+def test_retention_leaves_an_export_to_whom_it_evaluates(call, half):
+    exports = half.exports
     with hold_export(exports / "step-000004"):
         assert call("train.max_steps=6", "checkpoint.every=2", "checkpoint.keep_exports=1")[0] == [0]
         assert sorted(path.name for path in exports.iterdir()) == ["step-000004", "step-000006"]
