@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from cluster.planning.sharding import Sharding, States, read_sharding
 from cluster.planning.throughput import StepTime
 from preprocessing.schema import PAIR
 from tests.failing import REASON, fail_at, fail_on
+from tests.streams import FULL, stdout_to
 from trainer.config import load_recipe
 from trainer.deepspeed_config import without_communication
 from trainer.model import parameter_count
@@ -365,9 +365,8 @@ def test_checkpointing_takes_longer_and_holds_more():
 
 
 def test_a_plan_that_finds_no_room_is_a_failure():
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "cluster.plan", "--calibration"]
-        assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL).returncode == 2
+    with stdout_to(FULL):
+        assert main(["--calibration"]) == 2
 
 
 def test_report(capsys, tmp_path):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,10 +24,10 @@ from eval.pictures import save_picture
 from eval.pretrained import load_pretrained, pack
 from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.browser import headless_browser
-from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.minilm import MINILM
 from tests.failing import REASON, fail_at
+from tests.streams import stdout_to
 from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import save_export
 from trainer.model import BertForPreTraining
@@ -225,13 +222,14 @@ def test_in_the_dark_the_page_is_dark(browser: webdriver.Chrome, tmp_path: Path)
 @pytest.mark.parametrize(
     ("stdout", "encoding"), [("/dev/full", "utf-8"), ("letters", "ascii")], ids=["nobody reads", "letters that lack"]
 )
-def test_a_name_that_cannot_be_shown_costs_no_picture(export: Path, tmp_path: Path, stdout: str, encoding: str) -> None:
-    command = [sys.executable, "-m", "eval.attention", export, "w10", "--output", "Köpfe.html", "--png", "1.1"]
-    with (tmp_path / stdout).open("w") as out:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
-        options = {"cwd": tmp_path, "env": environment, "stdout": out, "stderr": subprocess.PIPE, "text": True}
-        done = subprocess.run(command, **options)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_a_name_that_cannot_be_shown_costs_no_picture(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stdout: str,
+    encoding: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with stdout_to(tmp_path / stdout, encoding):
+        assert main([str(export), "w10", "--output", "Köpfe.html", "--png", "1.1"]) == 0
+    assert capsys.readouterr().err == ""
     assert (tmp_path / "Köpfe-1.1.png").is_file()
     if stdout == "letters":
         assert (tmp_path / stdout).read_text() == "K?pfe.html\nK?pfe-1.1.png\n"

@@ -24,6 +24,7 @@ from eval.metrics import (
 from eval.readers.glue import GLUE
 from tests.eval.answers import made_up
 from tests.failing import REASON, fail_at
+from tests.streams import FULL, stdout_to
 
 EXACT = {"rel": 1e-12, "abs": 1e-9}
 
@@ -685,9 +686,8 @@ def test_two_predictions_of_one_example(tmp_path, capsys):
 
 def test_scores_that_find_no_room_are_a_failure(tmp_path):
     data = squad_file(tmp_path / "dev.json", a=["x"])
-    command = [sys.executable, "-m", "eval.metrics", "squad_v1", data, json_file(tmp_path / "right.json", {"a": "x"})]
-    with Path("/dev/full").open("w") as full:
-        assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL).returncode == 2
+    with stdout_to(FULL):
+        assert main(["squad_v1", data, json_file(tmp_path / "right.json", {"a": "x"})]) == 2
 
 
 def test_the_command(tmp_path):

@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from tests.eval.small_data import (
     write_table,
 )
 from tests.failing import fail_on, failures_in_turn
+from tests.streams import FULL, stdout_to
 from trainer.hugging_face import save_export
 
 TASKS = "mrpc,stsb,mnli,codah,squad_v1,squad_v2,conll2003,conll2003_last"
@@ -160,11 +159,12 @@ def test_the_table_has_a_row_for_each_and_says_what_it_can_not_tell(
     assert [_p(p) for p in (0.25, 0.005, 0.001, 0.00042)] == ["0.250", "0.005", "0.001", "4.2e-04"]
 
 
-def test_a_comparison_that_finds_no_room_is_a_failure(evaluated: tuple[Path, Path]) -> None:
-    command = [sys.executable, "-m", "eval.significance", *map(str, evaluated), "--tasks", "mrpc", *FEW]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device; send it elsewhere\n")
+def test_a_comparison_that_finds_no_room_is_a_failure(
+    evaluated: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stdout_to(FULL):
+        assert main([*map(str, evaluated), "--tasks", "mrpc", *FEW]) == 2
+    assert capsys.readouterr().err == "error: standard output: No space left on device; send it elsewhere\n"
 
 
 def test_a_task_of_the_user_s_own_is_compared_where_its_file_is_given(

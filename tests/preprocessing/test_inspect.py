@@ -35,6 +35,7 @@ from preprocessing.schema import Manifest, ShardDirectory, ShardEntry, Vocabular
 from preprocessing.tokenization import load_tokenizer
 from tests.conftest import ROOT
 from tests.rewriting import read_column, rewrite_shard
+from tests.streams import FULL, stdout_to
 
 Said = Callable[..., str]
 
@@ -255,15 +256,11 @@ def test_a_histogram_that_is_drawn_needs_nothing_removed(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted((DOCUMENTS, PAIRS, UNKNOWN))
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
-def test_what_can_not_be_written_is_told_in_a_line(shards: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "preprocessing.inspect", str(shards)],
-            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
-    told = "error: standard output: No space left on device; send it elsewhere\n"
-    assert (done.returncode, done.stderr) == (2, told)
+@pytest.mark.skipif(not FULL.exists(), reason="a disk that is always full is Linux's")
+def test_what_can_not_be_written_is_told_in_a_line(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stdout_to(FULL), pytest.raises(SystemExit, match="2"):
+        inspect.main([str(shards)])
+    assert capsys.readouterr().err == "error: standard output: No space left on device; send it elsewhere\n"
 
 
 @pytest.mark.parametrize("length", [8, 31, 32, 128])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.streams import FULL, stdout_to
 from trainer import outcome
 from trainer.run_directory import RunDirectory
 
@@ -34,12 +35,11 @@ def test_the_command_s_exit_code_is_that_of_the_word(tmp_path):
     assert done.stderr == f"{tmp_path}: asked to stop after step 7\n"
 
 
-def test_the_exit_code_is_the_same_where_the_word_finds_no_room(tmp_path):
+def test_the_exit_code_is_the_same_where_the_word_finds_no_room(tmp_path, capsys):
     RunDirectory(tmp_path).set_outcome("requeue")
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "trainer.outcome", str(tmp_path)]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (10, "")
+    with stdout_to(FULL):
+        assert outcome.main([str(tmp_path)]) == 10
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("text", "told"), [
