@@ -150,6 +150,13 @@ def test_report(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "Not drawn" not in text
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take most of a report's time, for who looks at its text alone."""
+    monkeypatch.setattr("eval.report.save_picture", lambda _, path: path.write_bytes(b""))
+
+
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "place",
     [
@@ -580,6 +587,7 @@ def test_mistakes_end_with_one_line(
     assert not output.exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("damaged", ["{", "{}", "[]", "[" * 100_000])
 def test_a_report_lies_in_the_run_and_needs_no_word_of_the_code(run: Path, damaged: str) -> None:
     (run / "code.json").write_text(damaged)
@@ -587,6 +595,7 @@ def test_a_report_lies_in_the_run_and_needs_no_word_of_the_code(run: Path, damag
     assert "| unknown |" in (run / "report" / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("named", [True, False], ids=["open", "read"])
 @pytest.mark.parametrize(
     "name",
@@ -607,6 +616,7 @@ def test_a_file_that_can_not_be_read_for_a_moment_is_left_out_by_nobody(
     assert not (run / "report" / "report.md").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_storage_that_fails_for_a_moment_leaves_nothing_out(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
