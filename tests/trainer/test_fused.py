@@ -14,37 +14,24 @@ from trainer.preflight import why_not_fused
 from trainer.settings import ConfigError
 
 
-def run_cases(of: str, which: str, **environment: str) -> None:
+def run_cases(which: str, **environment: str) -> None:
     """Run tests/trainer/fused*_cases.py in a process of its own, where kernels are interpreted or not."""
-    cases = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        which,
-        f"tests/trainer/{of}_cases.py",
-    ]
+    files = [f"tests/trainer/{of}_cases.py" for of in ("fused_attention", "fused")]
+    cases = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, *files]
     run = subprocess.run(cases, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
 
 
-@pytest.mark.parametrize(
-    ("of", "which"),
-    [("fused_attention", ""), ("fused", "not slow"), pytest.param("fused", "slow", marks=pytest.mark.slow)],
-)
-def test_kernels_compute_the_formulas(of, which):
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_kernels_compute_the_formulas(which):
     need_interpreter()
-    run_cases(of, which, TRITON_INTERPRET="1", DS_ACCELERATOR="cpu")
+    run_cases(which, TRITON_INTERPRET="1", DS_ACCELERATOR="cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels as a GPU runs them")
-@pytest.mark.parametrize("of", ["fused_attention", "fused"])
-def test_kernels_compute_the_formulas_on_a_gpu(of):
-    run_cases(of, "", TRITON_INTERPRET="0", DS_ACCELERATOR="cuda")
+def test_kernels_compute_the_formulas_on_a_gpu():
+    run_cases("", TRITON_INTERPRET="0", DS_ACCELERATOR="cuda")
 
 
 def test_what_a_machine_lacks_is_named(monkeypatch):
