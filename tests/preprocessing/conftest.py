@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import apache_beam as beam
 import pytest
+from apache_beam.transforms import userstate
 
 from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.preprocessing.maker import Maker
@@ -20,6 +24,23 @@ def _text(seed: int, sentences: int) -> str:
     chance = random.Random(seed)
     made = [" ".join(chance.choices(WORDS, k=chance.randint(2, 14))).capitalize() + "." for _ in range(sentences)]
     return "\n\n".join(" ".join(made[begin : begin + 5]) for begin in range(0, len(made), 5)) + "\n"
+
+
+@pytest.fixture(autouse=True, scope="package")
+def specs_looked_up_once() -> Iterator[None]:
+    """Beam asks for the state that a DoFn keeps, hundreds of times in a job, by the signatures of all its methods.
+
+    That is a third of a job of few documents; here each class is asked once.
+    """
+    look_up, found = userstate.get_dofn_specs, dict[type[beam.DoFn], Any]()
+
+    def look_up_once(dofn: beam.DoFn) -> Any:
+        if type(dofn) not in found:
+            found[type(dofn)] = look_up(dofn)
+        return found[type(dofn)]
+
+    with mock.patch.object(userstate, "get_dofn_specs", look_up_once):
+        yield
 
 
 @pytest.fixture(scope="session")
