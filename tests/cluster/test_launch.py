@@ -21,6 +21,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import tomli_w
@@ -46,6 +47,7 @@ from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
 from trainer.arguments import parse
 from trainer.checkpoint import Learner, RunState, begin_checkpoint, commit_checkpoint
+from trainer.lineage import code_version, uncommitted_changes
 from trainer.run_directory import RunDirectory
 from trainer.settings import ConfigError
 
@@ -89,6 +91,16 @@ def chain_of(shards="made", run="run", results="results", preprocess=(), pretrai
 
 # What SC2016 warns of, and what we want: nothing in single quotes is expanded.
 SHELLCHECK = [str(Path(sys.executable).with_name("shellcheck")), "--exclude=SC2016"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def code_looked_up_once():
+    """Each snapshot tells which code it is of, for which git is asked five times; here it stays the same."""
+    with (
+        mock.patch("cluster.snapshot.code_version", return_value=code_version()),
+        mock.patch("cluster.snapshot.uncommitted_changes", return_value=uncommitted_changes()),
+    ):
+        yield
 
 
 @pytest.fixture

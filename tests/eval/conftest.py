@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 from tests.trainer.mlflow_store import write_run
 from tests.trainer.shard_factory import write_shards
 from trainer.hugging_face import save_export
+from trainer.lineage import code_version
 from trainer.model import BertConfig, BertForPreTraining
 
 STEP = 7
@@ -30,6 +33,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="package")
+def code_looked_up_once() -> Iterator[None]:
+    """Each evaluation tells which code it is of, for which git is asked three times; here it stays the same."""
+    with mock.patch("eval.plan.code_version", return_value=code_version()):
+        yield
 
 
 @pytest.fixture(scope="session")
