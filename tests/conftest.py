@@ -27,8 +27,13 @@ settings.load_profile("ours")
 
 
 def pytest_collection_finish() -> None:
-    """Leave what has been imported out of all collections of garbage, which would look through millions of objects."""
+    """Leave what has been imported out of all collections of garbage, which would look through millions of objects.
+
+    And compute by one thread: products as small as those of tests only wait for each other on several.
+    """
     gc.freeze()
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_unconfigure() -> None:

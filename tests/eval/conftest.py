@@ -27,15 +27,6 @@ CONFIG = BertConfig(
 
 
 @pytest.fixture(autouse=True, scope="package")
-def one_thread():
-    """Products this small only wait for each other on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True, scope="package")
 def code_looked_up_once() -> Iterator[None]:
     """Each evaluation tells which code it is of, for which git is asked three times; here it stays the same."""
     with mock.patch("eval.plan.code_version", return_value=code_version()):

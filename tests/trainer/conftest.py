@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,17 +117,6 @@ def train_in(folder: Path, recipe: Path, shards: Path) -> Callable[..., tuple[li
 def call(recipe, shards, tmp_path):
     """Run the trainer; returns the exit codes of its ranks and what they printed."""
     return train_in(tmp_path, recipe, shards)
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """For products so small that two threads only wait for each other."""
-    import torch  # seconds to import, for the few who compute
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from trainer.attention import attention, dropout, fastest_on_gpu
 from trainer.determinism import use_deterministic_kernels
 from trainer.packing import PackedTokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 IMPLEMENTATIONS = ["reference", "grouped", "sdpa"]  # on a CPU; "varlen" is CUDA's
 LENGTHS = (7, 1, 5, 6, 1)  # tokens of five sequences
 TOKENS, HEADS, WIDTH = sum(LENGTHS), 2, 4

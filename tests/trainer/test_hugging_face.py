@@ -22,7 +22,6 @@ from trainer.files import incomplete
 from trainer.hugging_face import from_hugging_face, load_export, save_export, to_hugging_face, weights_file
 from trainer.model import BertConfig, BertForPreTraining
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = BertConfig(
     vocab_size=53,
     hidden_size=24,

@@ -28,7 +28,6 @@ from trainer.model import (
 from trainer.model import pretraining_losses as losses_of
 from trainer.packing import PackedTokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = BertConfig(
     vocab_size=53,
     hidden_size=24,

@@ -21,7 +21,6 @@ from trainer.hugging_face import from_hugging_face, load_export
 from trainer.model import BertForPreTraining, pretraining_losses
 from trainer.packing import PackedTokens
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 BASE = {"vocab_size": 101, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 CONFIGURATIONS = {
     "one layer, one head": {
