@@ -20,6 +20,7 @@ from preprocessing.tokenization import SPECIAL_TOKENS, load_vocabulary, vocabula
 from preprocessing.train_vocab import main, parser
 from tests.conftest import ROOT
 from tests.preprocessing import memory_filesystem
+from tests.streams import nobody_reads, stdout_to
 
 
 def error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -245,20 +246,15 @@ def test_the_commands_that_the_help_shows_are_taken_as_they_are(capsys: pytest.C
     assert [parser().parse_args(shlex.split(command)).extend for command in commands] == [None, "base.txt"]
 
 
-def test_the_end_is_told_to_whoever_may_be_there(books: Path, tmp_path: Path) -> None:
+def test_the_end_is_told_to_whoever_may_be_there(
+    books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One that lacks a letter, or has gone."""
-    command = [sys.executable, "-m", "preprocessing.train_vocab", "--books", f"{books}/*.txt", "--size", "60"]
-    command += ["--output", str(tmp_path / "é.txt")]
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    reads, gone = os.pipe()
-    os.close(reads)
-    for stdout in (subprocess.PIPE, gone):
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout is None or "/?.txt: 60 tokens, learnt" in done.stdout
-    os.close(gone)
+    for stdout in (tmp_path / "told", nobody_reads()):
+        with stdout_to(stdout, "ascii"):
+            main(["--books", f"{books}/*.txt", "--size", "60", "--output", str(tmp_path / "é.txt")])
+        assert capsys.readouterr().err == ""
+    assert "/?.txt: 60 tokens, learnt" in (tmp_path / "told").read_text()
 
 
 def test_a_folder_in_the_place_of_a_file_is_an_error_and_no_other_attempt(tmp_path: Path) -> None:
