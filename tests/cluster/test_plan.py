@@ -129,7 +129,8 @@ def test_the_loader_reads_tokens_and_pairs_as_shards_have_them():
 def test_stages_hold_less_and_less_but_for_buffers():
     stages = plan(gpus=8).stages
     held = [stage.states.weights + stage.states.gradients + stage.states.optimizer for stage in stages]
-    assert held[1] > held[2] > held[3] or held[1] > held[3]
+    assert held[0] > held[1] > held[2]
+    assert held[1] > held[3], "of which all weights may be gathered at once"
     assert stages[0].refused == "not in 16 bits"  # the trainer refuses mixed precision without ZeRO
     assert stages[0].hours is None
     assert stages[2].hours == pytest.approx(plan(gpus=8).hours)
