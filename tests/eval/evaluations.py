@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ def results(run: Path, step: int, tasks: dict[str, Any], weights: str | None = N
         "code": {"version": "0.1.0", "commit": "0123456789abcdef", "modified": True},
         "seconds": 1.0,
     }
+
+
+def results_of(output: Path) -> dict[str, Any]:
+    """What a command has left in its output."""
+    found: dict[str, Any] = json.loads((output / RESULTS).read_text(encoding="utf-8"))
+    return found
 
 
 def write_evaluation(run: Path, step: int, name: str | None = None, **tasks: dict[str, Any]) -> Path:

@@ -1,4 +1,4 @@
-"""Waiting for other processes, and looking what they hold."""
+"""Ends of other processes, and what they hold."""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ import fcntl
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
-    """Until something holds; the seconds only end a test that would wait for ever."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def assert_interrupted(process: subprocess.Popen[str], number: signal.Signals, told: str) -> None:

@@ -22,6 +22,7 @@ from eval.results import read_results
 from eval.tasks import select
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.own import read_task
+from tests.eval import evaluations
 from tests.eval.small_data import WORDS
 from tests.eval.test_own_task import evaluate, write_task
 
@@ -61,7 +62,7 @@ def write_genes(folder: Path) -> Path:
 
 
 def results_of(output: Path, task: str = "genes") -> dict:
-    return json.loads((output / "results.json").read_text(encoding="utf-8"))["tasks"][task]
+    return evaluations.results_of(output)["tasks"][task]
 
 
 def read_columns(path: Path) -> list[list[list[str]]]:

@@ -10,7 +10,6 @@ import shutil
 import zipfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -20,6 +19,7 @@ from eval import experiment
 from eval.evaluated import find_results, read_evaluations
 from eval.run import main
 from eval.showing import filled_table
+from tests.eval.evaluations import results_of
 from tests.eval.small_data import write_mrpc, write_stsb, write_swag
 from tests.failing import LISTING, REASON, fail_at, fail_on
 from trainer.hugging_face import WEIGHTS
@@ -40,11 +40,6 @@ def data(tmp_path: Path) -> Path:
 def run(export: Path, output: Path, tasks: str, *options: object) -> int:
     words = ("--checkpoint", export, "--output", output, "--tasks", tasks, "--no-tracking", *options)
     return main(list(map(str, words)))
-
-
-def results_of(output: Path) -> dict[str, Any]:
-    results: dict[str, Any] = json.loads((output / "results.json").read_text(encoding="utf-8"))
-    return results
 
 
 def test_what_an_earlier_command_found_stays_with_what_it_is_of(

@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from eval import inputs, probe
+from eval import inputs, plan, probe
 from eval import run as evaluation
 from eval.errors import UsageError
 from eval.inputs import choose_length
@@ -29,13 +29,13 @@ from eval.tracked import tracked_metrics
 from preprocessing.schema import ShardDirectory, checksum
 from preprocessing.tokenization import CLS, load_tokenizer
 from tests.eval.conftest import CONFIG, STEP, random_state
+from tests.eval.evaluations import results_of
 from tests.failing import REASON, fail_at
 from tests.streams import stdout_to
 from tests.trainer.mlflow_store import empty_store, write_run
 from tests.trainer.shard_factory import write_shards
 from trainer import tracking
 from trainer.hugging_face import Export, save_export
-from trainer.lineage import code_version
 from trainer.run_directory import RunDirectory
 
 ALL = "mlm,nsp,fill_mask"
@@ -45,10 +45,6 @@ def run(export: Path, output: Path, shards: Path | None, *options: str, tasks: s
     argv = ["--checkpoint", str(export), "--output", str(output), "--tasks", tasks, *options]
     argv += ["--shards", str(shards)] if shards else []
     return main(argv if track else [*argv, "--no-tracking"])
-
-
-def results_of(output: Path) -> dict:
-    return json.loads((output / "results.json").read_text(encoding="utf-8"))
 
 
 def test_results(export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +61,7 @@ def test_results(export: Path, shards: Path, tmp_path: Path, capsys: pytest.Capt
     }  # fmt: skip
     threads = torch.get_num_threads()
     assert results["settings"] == {"dtype": "float32", "device": "cpu", "batch_size": 32, "threads": threads}
-    assert results["code"] == code_version()
+    assert results["code"] == plan.code_version()
     assert results["seconds"] > 0
     assert list(results["tasks"]) == ["mlm", "nsp", "fill_mask"]
     for task, metrics in (("mlm", ["perplexity", "loss", "accuracy"]), ("nsp", ["accuracy", "loss"])):

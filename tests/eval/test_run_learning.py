@@ -44,7 +44,8 @@ from eval.workers import describe, run_side_by_side, share, worker_words
 from preprocessing.tokenization import SPECIAL_TOKENS
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, STEP, random_state
-from tests.eval.processes import assert_free, assert_interrupted, wait_for
+from tests.eval.evaluations import results_of
+from tests.eval.processes import assert_free, assert_interrupted
 from tests.eval.small_data import (
     write_codah,
     write_conll,
@@ -59,6 +60,7 @@ from tests.failing import REASON, fail_at, failures_in_turn
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
 from tests.trainer.shard_factory import save_tokenizer
+from tests.waiting import wait_for
 from trainer import tracking
 from trainer.hugging_face import save_export
 from trainer.run_directory import RunDirectory
@@ -71,10 +73,6 @@ def run(
 ) -> int:
     argv = ["--checkpoint", str(export), "--data", str(data), "--output", str(output), "--tasks", tasks, *options]
     return main([*argv, *(QUICK if quick else ()), *(() if track else ("--no-tracking",))])
-
-
-def results_of(output: Path) -> dict:
-    return json.loads((output / "results.json").read_text(encoding="utf-8"))
 
 
 def points_of(output: Path, task: str) -> list[Path]:

@@ -30,12 +30,13 @@ from eval.watch import main
 from preprocessing.schema import checksum
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
-from tests.eval.processes import assert_free, assert_interrupted, wait_for
+from tests.eval.processes import assert_free, assert_interrupted
 from tests.eval.small_data import write_mrpc, write_stsb, write_table
 from tests.failing import LISTING, REASON, fail_at, fail_on
 from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import empty_store
 from tests.trainer.shard_factory import write_shards
+from tests.waiting import wait_for
 from trainer.hugging_face import WEIGHTS, save_export
 from trainer.run_directory import RunDirectory, step_name
 from trainer.tracking import prepare, sync

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.conftest import ROOT
 from tests.ranks import free_port, is_there
 from tests.trainer.conftest import TINY
 from tests.trainer.shard_factory import write_shards
+from tests.waiting import wait_for
 
 LAUNCHERS: dict[str, Callable[[], list[str]]] = {
     "deepspeed": lambda: ["deepspeed", "--master_port", str(free_port()), "--num_accelerators", "2"],
@@ -96,11 +96,3 @@ def lines(run: Path) -> list[dict]:
 def curve(run: Path) -> list[tuple]:
     """What must be the same, bit for bit, whatever came between."""
     return [(line["step"], line["samples"], line["loss"], line["grad_norm"]) for line in lines(run)]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Until it is true."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    assert condition(), f"not after {seconds} seconds"

@@ -11,11 +11,12 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from tests.conftest import ROOT
-from tests.integration.launching import lines, wait_for
+from tests.integration.launching import lines
 from tests.ranks import free_port, run_ranks
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain_tracked
 from tests.trainer.shard_factory import write_shards
+from tests.waiting import wait_for
 from trainer.run_directory import RunDirectory
 from trainer.tracking.__main__ import main
 

@@ -5,7 +5,8 @@ import signal
 import psutil
 import pytest
 
-from tests.integration.launching import LAUNCHERS, curve, launch, wait_for
+from tests.integration.launching import LAUNCHERS, curve, launch
+from tests.waiting import wait_for
 from trainer.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow

@@ -28,12 +28,13 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 import tests.conftest  # noqa: F401  sets the environment as for the tests
-from tests.integration.launching import curve, launch, wait_for
+from tests.integration.launching import curve, launch
 from tests.ranks import run_ranks, run_ranks_and_kill
 from tests.soak.phases import PHASES, new_file, phase_of, run_pretrain_in_phases
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import write_shards
+from tests.waiting import wait_for
 from trainer.run_directory import RunDirectory
 
 STEPS = 240  # of a run: enough for some ten kills

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import namedtuple
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from preprocessing.schema import ShardDirectory, ShardError
 from preprocessing.storage_errors import UnavailableError
 from tests.trainer.shard_factory import write_shards
+from tests.waiting import wait_for
 from trainer import shard_cache
 from trainer.settings import ConfigError
 from trainer.shard_cache import cache_folder, cached
@@ -96,13 +96,6 @@ print(shard_cache.cached(sys.argv[1], Path(sys.argv[2]), True).path)
 def start(source, cache, where):
     command = [sys.executable, "-c", SLOWLY, str(source), str(cache), str(where)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(path):
-    deadline = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert path.exists()
 
 
 def files_of(directory):
@@ -189,7 +182,7 @@ def test_of_a_nodes_ranks_the_first_compares_checksums(shards, cache, monkeypatc
 
 def test_two_processes_at_once_copy_once(shards, cache, tmp_path):
     first = start(shards, cache, tmp_path)
-    wait_for(tmp_path / "begun")
+    wait_for((tmp_path / "begun").exists)
     second = start(shards, cache, tmp_path)
     assert f"process {first.pid} on {socket.gethostname()} copies shards; waiting for it" in second.stderr.readline()
     (tmp_path / "go").touch()
@@ -203,7 +196,7 @@ def test_two_processes_at_once_copy_once(shards, cache, tmp_path):
 
 def test_a_killed_process_leaves_nothing_that_is_taken(shards, cache, tmp_path):
     process = start(shards, cache, tmp_path)
-    wait_for(tmp_path / "begun")
+    wait_for((tmp_path / "begun").exists)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     copy = cache / ShardDirectory(shards).manifest_blake2b

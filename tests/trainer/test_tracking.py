@@ -31,6 +31,7 @@ from tests.conftest import ROOT
 from tests.failing import fail_at, fail_on
 from tests.limits import room_for
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
+from tests.waiting import wait_for
 from trainer.files import append_lines, read_lines
 from trainer.leases import hold_run
 from trainer.metrics_log import STRETCH
@@ -554,13 +555,6 @@ def test_system_metrics_go_on_when_a_store_that_was_away_is_back(
     assert len({*found}) == len(found), "none is told twice"
     assert "secret" not in caplog.text
     assert "no system metrics" not in caplog.text
-
-
-def wait_for(condition, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_a_server_that_is_away_fails_nothing_and_gets_all_later(

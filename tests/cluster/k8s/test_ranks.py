@@ -17,6 +17,7 @@ import pytest
 from cluster.k8s import ranks
 from cluster.k8s.ranks import Node, pod_exit_code, read_node
 from tests.conftest import ROOT
+from tests.waiting import wait_for
 from trainer.run_directory import Ending, RunDirectory
 
 NODE = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a-0.a",
@@ -44,11 +45,8 @@ def outcome(run: Path, word: Ending) -> None:
     RunDirectory(run).set_outcome(word)
 
 
-def wait_for(path: Path, number: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(list(path.glob("started-*"))) < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def wait_for_starts(path: Path, number: int) -> None:
+    wait_for(lambda: len(list(path.glob("started-*"))) >= number)
 
 
 STARTED = """
@@ -97,7 +95,7 @@ def test_a_signal_reaches_every_rank_and_the_pod_is_to_be_started_again(tmp_path
     """
     )
     pod = start(tmp_path, program)
-    wait_for(tmp_path, 2)
+    wait_for_starts(tmp_path, 2)
     pod.send_signal(number)
     assert pod.wait(120) == 10
     assert [path.read_text() for path in tmp_path.glob("stopped-*")] == [str(int(number))] * 2
@@ -117,7 +115,7 @@ def test_a_signal_that_comes_while_the_ranks_still_import_waits_for_them(tmp_pat
     """
     )
     pod = start(tmp_path, program)
-    wait_for(tmp_path, 2)
+    wait_for_starts(tmp_path, 2)
     pod.send_signal(signal.SIGTERM)
     assert pod.wait(120) == 10
 
@@ -149,7 +147,7 @@ def test_a_killed_rank_gives_the_signals_code_and_the_others_do_not_outlive_it(t
     short = "import sys, cluster.k8s.ranks as r; r.PATIENCE = 1; sys.exit(r.main(sys.argv[1:]))"
     command = [sys.executable, "-c", short, f"--run={tmp_path}", "--", "-c", textwrap.dedent(program), str(tmp_path)]
     pod = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **NODE})
-    wait_for(tmp_path, 2)
+    wait_for_starts(tmp_path, 2)
     children = psutil.Process(pod.pid).children()
     assert pod.wait(60) == 128 + signal.SIGKILL
     assert not any(child.is_running() for child in children)
