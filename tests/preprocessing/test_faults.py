@@ -397,30 +397,25 @@ def told_and_gone_on_with(
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["job.json", "lines-00000.arrow", "tokens-00000.json", "drops.json", "shard-00000-of-00002.arrow",
-     "tokenizer/vocab.txt", "manifest.json"],
+    ("name", "no_word"),
+    [
+        *((name, False) for name in (
+            "job.json", "lines-00000.arrow", "tokens-00000.json", "drops.json", "shard-00000-of-00002.arrow",
+            "tokenizer/vocab.txt", "manifest.json",
+        )),
+        ("lines-00000.arrow", True),
+    ],
 )  # fmt: skip
-def test_an_output_that_can_not_be_written_for_a_while_is_told(
-    make: Maker, books: Path, tmp_path: Path, name: str
+def test_an_output_that_can_not_be_written_for_a_while_is_told_though_no_word_of_it_can_be_written_either(
+    make: Maker, books: Path, tmp_path: Path, name: str, no_word: bool
 ) -> None:
     """By every step: in an engine's words a network that fails may be its own."""
     rename = files._rename
 
     def fail(unfinished: str, path: str) -> None:
-        if path.endswith(f"/{name}"):
-            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), unfinished)
-        rename(unfinished, path)
-
-    told_and_gone_on_with(make, books, tmp_path / "out", files, "_rename", fail, errno.ETIMEDOUT)
-
-
-def test_an_output_where_no_word_of_it_can_be_written_either_is_told(make: Maker, books: Path, tmp_path: Path) -> None:
-    rename = files._rename
-
-    def fail(unfinished: str, path: str) -> None:
-        if path.endswith("/lines-00000.arrow") or "/error-" in path:
-            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))  # without a name, as that of a write
+        if path.endswith(f"/{name}") or (no_word and "/error-" in path):
+            named = () if no_word else (unfinished,)  # as an error of a write is not
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), *named)
         rename(unfinished, path)
 
     told_and_gone_on_with(make, books, tmp_path / "out", files, "_rename", fail, errno.ETIMEDOUT)

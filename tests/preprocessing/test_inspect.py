@@ -305,26 +305,20 @@ def test_verify_names_a_shard_that_was_changed(
     assert "shard-00001-of-00002.arrow: checksum differs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
-def test_verify_names_a_tokenizer_that_was_changed(
-    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str
+@pytest.mark.parametrize(
+    ("file", "gone"), [("tokenizer.json", False), ("tokenizer_config.json", False), ("tokenizer.json", True)]
+)
+def test_verify_names_a_tokenizer_that_was_changed_or_is_gone(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, gone: bool
 ) -> None:
     copy = shutil.copytree(shards, tmp_path / "copy")
     path = copy / "tokenizer" / file
     path.write_text(path.read_text().replace("[UNK]", "[UNX]", 1))
+    if gone:
+        path.unlink()
     with pytest.raises(SystemExit, match="2"):
         inspect.main([str(copy), "--verify"])
     assert f"tokenizer/{file}: not what the shards were made with" in capsys.readouterr().err
-
-
-def test_verify_names_a_tokenizer_that_is_gone(
-    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copy = shutil.copytree(shards, tmp_path / "copy")
-    (copy / "tokenizer" / "tokenizer.json").unlink()
-    with pytest.raises(SystemExit, match="2"):
-        inspect.main([str(copy), "--verify"])
-    assert "tokenizer/tokenizer.json: not what the shards were made with" in capsys.readouterr().err
 
 
 def test_verify_does_not_ask_another_version_for_the_same_tokenizer(shards: Path, tmp_path: Path, said: Said) -> None:

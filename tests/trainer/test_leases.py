@@ -130,11 +130,17 @@ def test_what_one_may_not_read_is_refused(exports):
     (exports / "step-000001").chmod(0o755)
 
 
-def test_a_disk_that_fails_is_told_with_what_it_says(exports, monkeypatch):
+@pytest.mark.parametrize("failing", ["pathlib.Path.open", "preprocessing.locks.fcntl.flock", "os.stat"])
+def test_a_disk_that_fails_at_the_file_its_lock_or_once_that_is_held_is_told_with_what_it_says(
+    exports, monkeypatch, failing
+):
     def fail(*_, **__):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    monkeypatch.setattr("pathlib.Path.open", fail)
+    if failing == "os.stat":
+        monkeypatch.setattr("fcntl.flock", lambda *_: monkeypatch.setattr(failing, fail))
+    else:
+        monkeypatch.setattr(failing, fail)
     told = r"config\.json: can't be read now \(Stale file handle\); give the same command again"
     with pytest.raises(UnavailableError, match=told), hold_export(exports / "step-000001"):
         pass
@@ -159,26 +165,6 @@ def test_an_export_that_goes_before_it_is_locked_is_not_taken_either(exports, mo
     export = exports / "step-000001"
     monkeypatch.setattr("fcntl.flock", lambda *_: export.rename(exports / ".step-000001.removed"))
     with pytest.raises(CheckpointError, match="was just deleted; take a newer one"), hold_export(export):
-        pass
-
-
-def test_a_disk_that_fails_at_the_lock_is_told_like_one_that_fails_at_the_file(exports, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    monkeypatch.setattr("preprocessing.locks.fcntl.flock", fail)
-    told = r"config\.json: can't be read now \(Stale file handle\)"
-    with pytest.raises(UnavailableError, match=told), hold_export(exports / "step-000001"):
-        pass
-
-
-def test_a_disk_that_fails_once_the_lock_is_held_is_told_so_too(exports, monkeypatch):
-    def fail(*_, **__):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr("fcntl.flock", lambda *_: monkeypatch.setattr("os.stat", fail))
-    told = r"config\.json: can't be read now \(Input/output error\)"
-    with pytest.raises(UnavailableError, match=told), hold_export(exports / "step-000001"):
         pass
 
 
