@@ -1,5 +1,5 @@
 # The commands a newcomer needs:
-#   make demo          from a Wikipedia dump to an evaluated BERT, five minutes on two cores
+#   make demo          from a Wikipedia dump to an evaluated BERT, five to twelve minutes on two cores
 #   make test          lint, types, import contracts and tests; make lint is its first part
 #   make test-cluster  slow proofs: kills; and where they are at hand, a real Flink, a real two-node SLURM, Pods
 #   make bench         benchmarks behind claims in docs/, as far as the demo's data goes
