@@ -18,6 +18,7 @@ from preprocessing.status import entries, exists, is_dir, is_file
 from trainer.hugging_face import weights_file
 from trainer.naming import tell_apart
 from trainer.run_directory import RunDirectory
+from trainer.settings import by_key
 
 EVALUATIONS = "evaluations"  # the folder of a run directory where eval.watch leaves them
 _LOWER_IS_BETTER = ("loss", "perplexity")
@@ -308,10 +309,6 @@ def settings_of(run: Path) -> dict[str, Any]:
             return {}
         content = config.read_bytes()
     try:
-        sections = tomllib.loads(content.decode())
+        return by_key(tomllib.loads(content.decode()))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{config}: not TOML ({error}); mend it, or move it away to do without it") from error
-    lists = {name: section for name, section in sections.items() if isinstance(section, list)}
-    numbered = {f"{name}.{i}": section for name, several in lists.items() for i, section in enumerate(several)}
-    tables = {name: section for name, section in {**sections, **numbered}.items() if isinstance(section, dict)}
-    return {f"{name}.{key}": value for name, section in tables.items() for key, value in section.items()}

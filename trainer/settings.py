@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
 from types import UnionType
@@ -61,6 +61,20 @@ def first_problem(error: pydantic.ValidationError) -> str:
     """Where in a table something is wrong, and what: the first problem of several."""
     first = error.errors(include_input=False)[0]
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
+def by_key(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a file's tables by section.key or, of an array of tables such as phases, section.0.key.
+
+    What is in no table is left out; a value that is a table or a list itself stays one.
+    """
+    named = (
+        (f"{name}.{i}" if isinstance(found, list) else name, table)
+        for name, found in tables.items()
+        for i, table in enumerate(found if isinstance(found, list) else [found])
+        if isinstance(table, dict)
+    )
+    return {f"{name}.{key}": value for name, table in named for key, value in table.items()}
 
 
 class _BadKeyError(ValueError):

@@ -25,6 +25,7 @@ from trainer.credentials import without_credentials
 from trainer.leases import is_held
 from trainer.metrics_log import lines_after
 from trainer.run_directory import RunDirectory
+from trainer.settings import by_key
 from trainer.tracking.evaluations import carry_over_pending
 from trainer.tracking.store import (
     Cursor,
@@ -231,17 +232,9 @@ def _describe(run: RunDirectory, cursor: Cursor) -> None:
     """Log tags, and the parameters that are not there yet: MLflow refuses another value, as a resume may have it."""
     client = MlflowClient(cursor.tracking_uri)
     known = client.get_run(cursor.run_id).data.params
-    params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in _parameters(run) if key not in known]
+    settings = by_key(_settings(run))
+    params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in settings.items() if key not in known]
     client.log_batch(cursor.run_id, params=params, tags=_tags(run))
-
-
-def _parameters(run: RunDirectory) -> Iterator[tuple[str, Any]]:
-    """Every setting of the recipe as section.key."""
-    for section, values in _settings(run).items():
-        for i, table in enumerate(values if isinstance(values, list) else [values]):
-            prefix = f"{section}.{i}" if isinstance(values, list) else section
-            for key, value in table.items():
-                yield f"{prefix}.{key}", value
 
 
 def _settings(run: RunDirectory) -> dict[str, Any]:
