@@ -149,7 +149,8 @@ def _strip_accents(vocabulary: Sequence[str], lowercase: bool) -> bool | None:
     Some published ones are, Spanish and German ones among them; in a text without accents none of these words occurs.
     """
     strip = normalizers.BertNormalizer(False, handle_chinese_chars=False, strip_accents=True, lowercase=False)
-    accented = sum(strip.normalize_str(token) != token for token in vocabulary) if lowercase else 0
+    beyond_ascii = (token for token in vocabulary if lowercase and not token.isascii())
+    accented = sum(strip.normalize_str(token) != token for token in beyond_ascii)
     return False if accented > CASE_SHARE * len(vocabulary) else None
 
 
