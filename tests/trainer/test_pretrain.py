@@ -73,45 +73,53 @@ from trainer.run_directory import RunDirectory, step_folders, step_number
 
 
 @pytest.fixture(scope="module")
-def trained(recipe, shards, tmp_path_factory):
-    """A folder with the run of two ranks that nobody stopped, and its log; for all who only look at it."""
-    folder = tmp_path_factory.mktemp("trained")
-    assert train_in(folder, recipe, shards)(world=2)[0] == [0, 0]
-    return folder
+def train_once(recipe, shards, tmp_path_factory):
+    """Train a run for all who look at it or go on from a copy; the folder that holds it, and its log."""
+
+    def train(name, *settings, world=1, **given):
+        folder = tmp_path_factory.mktemp(name)
+        assert train_in(folder, recipe, shards)(*settings, world=world, **given)[0] == [0] * world
+        return folder
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def trained(train_once):
+    """Of two ranks that nobody stopped."""
+    return train_once("trained", world=2)
+
+
+@pytest.fixture(scope="module")
+def stopped(train_once):
+    """Of two ranks, and asked to stop in its third step."""
+    return train_once("stopped", world=2, task=run_pretrain_and_signal)
+
+
+@pytest.fixture(scope="module")
+def four_steps(train_once):
+    """Of one rank that was to train four of its eight steps first."""
+    return train_once("four_steps", "train.max_steps=4")
+
+
+def copied(folder, tmp_path):
+    """The run of a folder, for who changes it."""
+    return RunDirectory(shutil.copytree(folder / "run", tmp_path / "run"))
 
 
 @pytest.fixture
 def done(trained, tmp_path):
-    """A copy of that run, for who changes it."""
-    return RunDirectory(shutil.copytree(trained / "run", tmp_path / "run"))
-
-
-@pytest.fixture(scope="module")
-def stopped(recipe, shards, tmp_path_factory):
-    """A folder with a run of two ranks that was asked to stop in its third step."""
-    folder = tmp_path_factory.mktemp("stopped")
-    assert train_in(folder, recipe, shards)(world=2, task=run_pretrain_and_signal)[0] == [0, 0]
-    return folder
+    return copied(trained, tmp_path)
 
 
 @pytest.fixture
 def requeued(stopped, tmp_path):
-    """A copy of that run."""
-    return RunDirectory(shutil.copytree(stopped / "run", tmp_path / "run"))
-
-
-@pytest.fixture(scope="module")
-def four_steps(recipe, shards, tmp_path_factory):
-    """A folder with a run that was to train four of its eight steps first, in one rank."""
-    folder = tmp_path_factory.mktemp("four_steps")
-    assert train_in(folder, recipe, shards)("train.max_steps=4")[0] == [0]
-    return folder
+    return copied(stopped, tmp_path)
 
 
 @pytest.fixture
 def half(four_steps, tmp_path):
-    """A copy of that run."""
-    return RunDirectory(shutil.copytree(four_steps / "run", tmp_path / "run"))
+    return copied(four_steps, tmp_path)
 
 
 def test_a_run_directory_has_all_that_a_reader_needs(trained, shards):
