@@ -99,7 +99,7 @@ class Part(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-GRAPHS = "CUDA graphs"
+GRAPHS = "CUDA graphs"  # which, like OWN_KERNELS, are compared with float32 before any part that has them
 KINDS_OF_PARTS = ("attention", "dropout", "row", "profile", "error")
 
 
