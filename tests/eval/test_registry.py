@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from preprocessing.schema import checksum
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.evaluations import task, write_evaluation
 from tests.failing import REASON, fail_at
+from tests.ranks import free_port
 from tests.trainer.mlflow_store import empty_store, write_run
 from trainer.hugging_face import save_export
 from trainer.leases import remove_export
@@ -474,12 +474,6 @@ def test_a_store_that_is_damaged(run: RunDirectory, capsys: pytest.CaptureFixtur
     assert "file is not a database" in error
     assert error.endswith("; try again later\n")
     assert error.count("\n") == 1
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture
