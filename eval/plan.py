@@ -7,7 +7,8 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,7 +24,7 @@ from eval.options import without_effect
 from eval.parts import Parts, read_parts
 from eval.pretrained import build
 from eval.probe import SENTENCES
-from eval.results import RESULTS, read_results_of
+from eval.results import RESULTS, by_command, read_results_of
 from eval.tasks import Task, select
 from eval.tasks.finetuned import FineTuned
 from eval.tasks.intrinsic import Intrinsic, Subject
@@ -65,9 +66,12 @@ def prepare(arguments: argparse.Namespace) -> Plan:
         _log.warning(note)
     checkpoint = open_checkpoint(arguments.checkpoint)
     _ = checkpoint.lineage  # which the results will hold: a damaged one is refused now
-    read_results_of(arguments.output / RESULTS, checkpoint.weights_blake2b)
+    earlier = read_results_of(arguments.output / RESULTS, checkpoint.weights_blake2b)
     tasks, device = [adapt(task, arguments) for task in selected], _device(arguments)
     subject = _subject([task for task in tasks if isinstance(task, Intrinsic)], arguments, checkpoint)
+    if earlier and subject and subject.stream:
+        held_out = {task.name for task in tasks if isinstance(task, Intrinsic) and task.needs_shards}
+        _check_shards(earlier, held_out, subject.stream.directory.manifest_blake2b, arguments.output / RESULTS)
     settings = Settings(optimizer=arguments.optimizer, precision=arguments.precision, max_tokens=arguments.max_tokens)
     bench = Bench(checkpoint, settings, device, arguments.output, arguments.save_models, code_version())
     experiments = _experiments([task for task in tasks if isinstance(task, FineTuned)], arguments, bench)
@@ -111,6 +115,27 @@ def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoi
         sentences=read_sentences(arguments.sentences, checkpoint) if arguments.sentences else SENTENCES,
         judges_sentences=learns_next_sentence(settings_of(run)),
     )
+
+
+def _check_shards(earlier: dict[str, Any], tasks: set[str], manifest_blake2b: str, path: Path) -> None:
+    """See that no figures on other shards are replaced, which may have taken hours.
+
+    Args:
+        earlier: results of the same weights.
+        tasks: that read held-out samples now.
+        manifest_blake2b: of the shards that they are of.
+        path: of the results.
+
+    Raises:
+        UsageError: some are of others.
+    """
+    for found in by_command(earlier):
+        shards, again = found["shards"], sorted(tasks & found["tasks"].keys())
+        if again and shards and shards["manifest_blake2b"] != manifest_blake2b:
+            raise UsageError(
+                f"{path}: has {' and '.join(again)} of other shards, that lay in {shards['path']}; choose another "
+                "--output, or delete that file"
+            )
 
 
 def _experiments(tasks: Sequence[FineTuned], arguments: argparse.Namespace, bench: Bench) -> dict[str, Experiment]:

@@ -240,6 +240,26 @@ def test_of_held_out_samples_of_the_shards_that_were_trained_on_there_is_nothing
     assert "other shards" not in capsys.readouterr().out
 
 
+def test_figures_on_other_shards_are_not_replaced(
+    export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results"
+    others = write_shards(tmp_path / "shards", sequence_lengths=(32, 40, 64), validation=(6, 6))
+    assert run(export, out, shards, tasks="pretraining") == 0
+    found = results_of(out)
+    capsys.readouterr()
+    assert run(export, out, others, tasks="mlm,fill_mask") == 2
+    assert capsys.readouterr().err == (
+        f"error: {out}/results.json: has mlm of other shards, that lay in {shards}; choose another --output, or "
+        "delete that file\n"
+    )
+    assert results_of(out) == found
+    assert run(export, out, others, tasks="fill_mask") == 0  # which reads none
+    assert run(export, out, others, tasks="mlm") == 2
+    assert run(export, out, shards, tasks="mlm") == 0
+    assert run(export, tmp_path / "others", others, tasks="mlm") == 0
+
+
 def test_a_model_that_learned_something_else_says_what(
     export: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
