@@ -73,13 +73,15 @@ def make_folder(path: Path, *, parents: bool = False) -> None:
     """Make a folder where there is none, with those above it or in one that is there.
 
     Raises:
-        FileExistsError: a file is there.
+        FileExistsError: a file is there, or a link to what is not there.
         OSError: it can't be made, or nobody can tell whether it is there.
     """
     try:
         path.mkdir(parents=parents, exist_ok=True)
     except FileExistsError as error:  # or Path's own look, which says no where storage fails
-        if not is_dir(error.filename):
+        if not is_dir(place := error.filename):
+            if status(place, follow=False) is not None and not exists(place):
+                raise FileExistsError(error.errno, "a link to what is not there", place) from error
             raise
         path.mkdir(parents=parents, exist_ok=True)
 

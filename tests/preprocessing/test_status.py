@@ -104,6 +104,8 @@ def test_a_folder_is_made_where_there_is_none(folder: Path) -> None:
     for parents in (False, True):
         with pytest.raises(FileExistsError):
             make_folder(folder / "file", parents=parents)
+        with pytest.raises(FileExistsError, match=f"a link to what is not there: '{folder}/to nothing'"):
+            make_folder(folder / "to nothing", parents=parents)
 
 
 @pytest.mark.parametrize("name", ["folder", "folder/new"])
