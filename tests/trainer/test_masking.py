@@ -175,6 +175,10 @@ def test_impossible_rates_are_refused(bad):
         MaskingConfig(**bad)
 
 
+def test_spans_may_be_of_one_word_or_of_any_number():
+    assert [MaskingConfig("span", longest_span=most).longest_span for most in (1, 2**31 - 1)] == [1, 2**31 - 1]
+
+
 def words_of(batch_size, width=128, seed=0):
     """Rows of [CLS] words [SEP] words [SEP]; a word has one to four pieces, and the pieces' ids tell which continue."""
     rng = np.random.default_rng(seed)
@@ -326,16 +330,16 @@ def test_a_mask_of_any_unit_does_not_depend_on_the_rest_of_the_batch(unit):
     maskable = (np.arange(128) > 0) & (np.arange(128) < lengths[:, None] - 1)
     continues = np.broadcast_to(np.arange(128) % 3 != 1, tokens.shape)  # words of three pieces; the short end with one
 
-    def places(rows):
-        masked = mask_tokens(
+    def masked(rows):
+        found = mask_tokens(
             tokens[rows], maskable[rows], lengths[rows], rows, seed=1, vocab_size=VOCAB, mask_id=MASK,
             max_predictions=20, config=MaskingConfig(unit), continues=continues[rows],
         )  # fmt: skip
-        of_rows, columns = np.divmod(masked.positions, 128)
-        return [columns[of_rows == i].tolist() for i in range(len(rows))]
+        of_rows, columns = np.divmod(found.positions, 128)
+        return [(columns[of_rows == i].tolist(), found.tokens[i].tolist()) for i in range(len(rows))]
 
-    alone = [places(np.array([row]))[0] for row in range(200)]
-    assert places(np.arange(200)) == alone
+    alone = [masked(np.array([row]))[0] for row in range(200)]
+    assert masked(np.arange(200)) == alone
 
 
 def test_a_long_sample_gives_a_short_one_beside_it_no_more_tries():
