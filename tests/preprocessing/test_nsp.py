@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preprocessing.nsp import FIELDS, PairRule, Sentences, _cuts, _heads, draw_pairs, random_draws
+from preprocessing.nsp import FIELDS, PairRule, Sentences, _cuts, _heads, draw_pairs, draw_singles, random_draws
 
 Lengths = list[list[int]]  # of every document the lengths of its sentences
 Pair = tuple[int, int, int, int, int, int]
@@ -76,6 +76,32 @@ def test_pairs_are_those_of_the_plain_algorithm(lengths: Lengths, room: int, sho
     for row in range(len(lengths)):
         expected = [pair for pair, _, _ in by_the_book(row, lengths, rule, random_draws(seed, "d", row, room))]
         assert pairs_of(row, lengths, rule, random_draws(seed, "d", row, room)) == expected
+
+
+def singles_by_the_book(document: list[int], rule: PairRule, draws: Iterator[int]) -> Iterator[tuple[int, int]]:
+    """Begin and end of each chunk of whole sentences, which loses what is too long of it at random ends."""
+    target = rule.max_tokens
+    if next(draws) < rule.short_probability * 2**64:
+        target = 2 + (next(draws) * (rule.max_tokens - 1) >> 64)
+    begin = chunk = 0
+    for number, length in enumerate(document):
+        chunk += length
+        if chunk >= target or number == len(document) - 1:
+            lost = max(0, chunk - rule.max_tokens)
+            front = _heads(lost, draws) if lost else 0
+            yield begin + front, begin + chunk - (lost - front)
+            begin, chunk = begin + chunk, 0
+
+
+@given(documents, st.integers(2, 60), st.sampled_from([0.0, 0.1, 0.999]), st.integers(0, 5))
+def test_single_segments_are_those_of_the_plain_algorithm(lengths: Lengths, room: int, short: float, seed: int) -> None:
+    """With an empty second segment at the end of the first one, in the same document."""
+    rule = PairRule(room, short, "uniform")
+    for row, document in enumerate(lengths):
+        book = singles_by_the_book(document, rule, random_draws(seed, "d", row, room))
+        flat = draw_singles(row, sentences_of(lengths), rule, random_draws(seed, "d", row, room))
+        expected = [(begin, end, row, end, end, 1) for begin, end in book]
+        assert [tuple(flat[at : at + FIELDS]) for at in range(0, len(flat), FIELDS)] == expected
 
 
 @settings(max_examples=100, deadline=None)

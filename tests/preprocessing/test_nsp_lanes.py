@@ -35,9 +35,9 @@ def shard_of(seed: int, documents: int) -> Sentences:
 def test_a_stream_opens_with_numpys_numbers_and_goes_on_with_them() -> None:
     keys = [stream_key(1, f"d{number}", number, 128) for number in range(5)] + [(0, 2**64 - 1)]
     for key, opening in zip(keys, openings(keys), strict=True):
-        expected = np.random.Philox(key=np.array(key, np.uint64)).random_raw(200).tolist()
-        assert list(islice(chain(opening.tolist(), draws_from(key, len(opening))), 200)) == expected
-        assert stretch(key, 64, 136).tolist() == expected[64:]
+        expected = np.random.Philox(key=np.array(key, np.uint64)).random_raw(20_000).tolist()  # several whole blocks
+        assert list(islice(chain(opening.tolist(), draws_from(key, len(opening))), 20_000)) == expected
+        assert stretch(key, 64, 136).tolist() == expected[64:200]
 
 
 def test_a_number_below_a_bound_is_that_of_the_whole_product() -> None:
