@@ -83,6 +83,20 @@ def test_a_shard_reads_as_it_was_written(directory: Path) -> None:
     assert pairs.b_end.dtype == np.int32
 
 
+def test_the_columns_of_a_shard_are_fixed_for_ever() -> None:
+    """Others are another version: the trainer wants these and no more, and could read no shard that is there."""
+    numbers = [f"{name}: int32 not null" for name in ("a_begin", "a_end", "b_row", "b_begin", "b_end")]
+    pair = ", ".join(["duplicate: int16 not null", *numbers])
+    assert [(column.name, str(column.type), column.nullable) for column in shard_schema(65_536, LENGTHS)] == [
+        ("doc_id", "string", False),
+        ("source", "string", False),
+        ("title", "string", True),
+        ("tokens", "list<item: uint16 not null>", False),
+        ("sentence_ends", "list<item: int32 not null>", False),
+        ("pairs_16", f"list<item: struct<{pair}, is_next: bool not null> not null>", False),
+    ]
+
+
 def test_a_manifest_survives_json(directory: Path) -> None:
     text = (directory / "manifest.json").read_text()
     assert Manifest.from_json(text).to_json() == text
