@@ -319,8 +319,10 @@ def test_a_number_out_of_bounds_is_refused(recipe, override):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("train.divergence", 0), ("train.seed", 0), ("tracking.experiment", "x" * 500)]
-)
+    ("setting", "value"),
+    [("train.divergence", 0), ("train.seed", 0), ("tracking.experiment", "x" * 500), ("data.workers", 1024),
+     ("optimizer.beta2", 0), ("optimizer.weight_decay", 0), ("optimizer.max_gradient_norm", 0)],
+)  # fmt: skip
 def test_a_setting_at_its_bound_is_taken(recipe, setting, value):
     assert attrgetter(setting)(load_recipe(recipe, [f"{setting}={value}"])) == value
 

@@ -147,6 +147,15 @@ def test_lamb_moves_a_single_number_by_its_own_size_however_small():
     torch.testing.assert_close(moved, -0.5 * start, rtol=1e-12, atol=0)
 
 
+def test_lamb_s_ratio_is_right_for_millions_of_numbers():
+    """As an embedding has. Their squares, summed in float32, are wrong by several in a thousand."""
+    start = torch.full((1 << 22,), 0.1)
+    parameter = torch.nn.Parameter(start.clone())
+    parameter.grad = torch.ones_like(start)
+    Lamb([{"params": [parameter], "weight_decay": 0.0, "lr": 0.5}], OptimizerConfig(name="lamb")).step()
+    torch.testing.assert_close(parameter.detach(), 0.5 * start, rtol=1e-5, atol=0)
+
+
 def test_lamb_without_bias_correction_takes_the_moments_as_they_are():
     """After one step they are 0.1 g and 0.001 g^2."""
     start, gradient = gradients(98, (5,)), gradients(1, (5,))
@@ -254,6 +263,7 @@ def test_the_recipes_names():
     "bad",
     [
         {"beta1": 1.0},
+        {"beta2": 1.0},
         {"eps": 0.0},
         {"weight_decay": -1.0},
         {"name": "lamb", "min_trust_ratio": -1.0},
