@@ -237,6 +237,7 @@ def test_a_time_or_a_date_is_a_string(text, value):
         ("data.weights=[true, 1]", r"data\.weights\.0 is true; give a number"),
         ("model.num_hidden_layers=true", r"model\.num_hidden_layers is true; give a number"),
         ("phases.0.steps=false", r"phases\.0\.steps is false; give a number"),
+        ("phases=[]", r"a recipe needs at least one \[\[phases\]\]"),
         *(
             (f"tracking.experiment={name}", "tracking: experiment must be a name of 1 to 500 characters")
             for name in ("", "   ", "x" * 501)
