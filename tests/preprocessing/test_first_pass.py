@@ -106,6 +106,16 @@ def test_sentences_without_tokens_are_none_of_a_long_line(begun: Begun) -> None:
     assert [(each["begin"], each["end"], each["tokens"]) for each in found] == [(0, 2, 22)] * 2
 
 
+def test_a_document_s_tokens_and_where_its_sentences_end_are_its_own(begun: Begun, vocabulary: list[str]) -> None:
+    """Of documents that are encoded together, with sentences of one token and of none among them."""
+    job, unit = begun(["Whale\n\u200b\nthe old ship", "sea\nship\n\u200b", "\u200b\nhome"], "--min-tokens", "1")
+    tokenize_unit(job, unit)
+    with files.open_arrow(job.unit_files(0).tokens) as file:
+        rows = file.get_batch(0).sort_by("doc_id").to_pylist()
+    found = [([vocabulary[token] for token in row["tokens"]], row["sentence_ends"]) for row in rows]
+    assert found == [(["whale", "the", "old", "ship"], [1, 4]), (["sea", "ship"], [1, 2]), (["home"], [1])]
+
+
 def test_letters_keep_their_case_where_that_is_asked(begun: Begun, vocabulary: list[str]) -> None:
     job, unit = begun(["the Ship"], "--cased")
     tokenize_unit(job, unit)
