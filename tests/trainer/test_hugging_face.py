@@ -16,6 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from preprocessing.tokenization import SPECIAL_TOKENS, tokenizer_files
 from tests.failing import REASON, fail_at, failures_in_turn
 from trainer import hugging_face
 from trainer.files import incomplete
@@ -275,6 +276,16 @@ class TestExport:
         save_export(tmp_path / "limited", random_state(), CONFIG, tokenizer_dir, LINEAGE)
         text = (tmp_path / "limited" / "tokenizer_config.json").read_text()
         assert text == given if written is None else json.loads(text) == written
+
+    def test_the_tokenizer_gives_a_model_of_one_token_type_none(self, tmp_path):
+        """A second text would get a type that the model lacks."""
+        (tmp_path / "tokenizer").mkdir()
+        for name, content in tokenizer_files([*SPECIAL_TOKENS, "sea"], lowercase=True).items():
+            (tmp_path / "tokenizer" / name).write_bytes(content)
+        model = BertForPreTraining(dataclasses.replace(CONFIG, type_vocab_size=1))
+        save_export(tmp_path / "one", model.state_dict(), model.config, tmp_path / "tokenizer", LINEAGE)
+        pair = transformers.AutoTokenizer.from_pretrained(tmp_path / "one")("sea", "sea")
+        assert set(pair) == {"input_ids", "attention_mask"}
 
     def test_weights_are_float32_whatever_the_run_used(self, tmp_path, tokenizer_dir):
         save_export(tmp_path / "half", random_state(torch.bfloat16), CONFIG, tokenizer_dir, LINEAGE)
