@@ -203,6 +203,13 @@ def test_a_time_or_a_date_is_a_string(text, value):
     assert raw == {"slurm": {"time": value}}
 
 
+def test_one_number_of_a_list_may_be_set(recipe):
+    overrides = ["data.weights=[1, 2, 3]", "data.weights.1=0.5"]
+    assert load_recipe(recipe, overrides).data.weights == (1.0, 0.5, 3.0)
+    with pytest.raises(ConfigError, match=r"data\.weights\.3: there is no '3' .*; those there end with number 2"):
+        load_recipe(recipe, [*overrides, "data.weights.3=4"])
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
