@@ -239,6 +239,7 @@ CASES = {
         ["a dog's __init__"],
     ),
     "language variants": ("-{zh-hans:狗; zh-hant:犬}-叫 -{A|x}- -{T|y}- -{H|z}- -{12:30}-", ["狗叫 x 12:30"]),
+    "a language variant for some languages alone": ("-{zh-hans;zh-hant|狗}-叫", ["狗叫"]),
     "a colon in a language variant": ("-{zh-hans:狗 (dog: x)}-", ["狗 (dog: x)"]),
 }
 
