@@ -59,7 +59,7 @@ def parse(raw: dict[str, Any], kind: type[_Settings], where: str, overrides: Seq
 
 def first_problem(error: pydantic.ValidationError) -> str:
     """Where in a table something is wrong, and what: the first problem of several."""
-    first = error.errors(include_input=False)[0]
+    first = error.errors()[0]
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
