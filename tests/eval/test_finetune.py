@@ -64,7 +64,7 @@ def test_what_the_documentation_says_of_the_settings() -> None:
 
 def test_parts_are_no_larger_than_asked() -> None:
     assert list(cut([3, 4, 5, 20, 1, 1], 8)) == [[0, 1], [2], [3], [4, 5]]
-    assert list(cut([4, 4, 1], 8)) == [[0, 1], [2]]
+    assert list(cut([4, 4, 4, 4, 1], 8)) == [[0, 1], [2, 3], [4]]
     assert list(cut([], 8)) == []
 
 

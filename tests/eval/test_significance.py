@@ -231,6 +231,8 @@ def test_results_without_figures_of_seeds_are_compared_by_their_examples(
     accuracy, f1 = compared(capsys, *copies, "--tasks", "mrpc")["rows"]
     assert (accuracy["seeds"]["a"], f1["seeds"]) == ([], {"a": [], "b": []})
     assert (accuracy["p_of_seeds"], f1["p_of_seeds"]) == (None, None)
+    assert main([*map(str, copies), "--tasks", "mrpc", *FEW]) == 0
+    assert "A, seeds" not in capsys.readouterr().out
 
 
 def test_a_folder_is_that_of_an_evaluation_whatever_its_name_and_a_file_none_but_its_results(
