@@ -233,8 +233,9 @@ def test_the_best_model_is_kept_whoever_learned_it_and_whenever(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_mrpc(data)
-    keep = (*THREE_POINTS, "--save-models")
+    keep, learned = (*THREE_POINTS, "--save-models"), learned_points(monkeypatch)
     assert run(export, data, tmp_path / "out", "mrpc", *keep, quick=False) == 0
+    assert len(learned) == 3, "a worse point that is learned later leaves the model of the best one"
     weights, point = model_of(tmp_path / "out", "mrpc")
     assert point == results_of(tmp_path / "out")["tasks"]["mrpc"]["details"]["best_point"]
     assert {file.name for file in (tmp_path / "out" / "models" / "mrpc").iterdir()} >= {"config.json", "vocab.txt"}
@@ -243,11 +244,12 @@ def test_the_best_model_is_kept_whoever_learned_it_and_whenever(
         sharing = ("--grid-index", str(index), "--grid-count", "3")
         assert run(export, data, tmp_path / "shared", "mrpc", *keep, *sharing, quick=False) == 0
     assert_equal(model_of(tmp_path / "shared", "mrpc")[0], weights)
+    assert len(learned) == 3 + 3
 
     # Points that were finished without: the best one is learned again, and no other.
     assert run(export, data, tmp_path / "later", "mrpc", *THREE_POINTS, quick=False) == 0
     assert not (tmp_path / "later" / "models").exists()
-    learned = learned_points(monkeypatch)
+    learned.clear()
     assert run(export, data, tmp_path / "later", "mrpc", *keep, quick=False) == 0
     assert learned == [point]
     assert_equal(model_of(tmp_path / "later", "mrpc")[0], weights)
