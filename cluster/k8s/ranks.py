@@ -115,8 +115,8 @@ def run_ranks(node: Node, command: list[str]) -> int | None:
             with contextlib.suppress(ProcessLookupError):  # ended a moment ago
                 os.kill(pid, number)
 
-    # Blocked while ranks are started: none is to miss a signal. In the ranks they stay so until the trainer takes them,
-    # as a signal that comes while it still imports would kill it.
+    # Blocked while ranks are started: none is to miss a signal. The ranks inherit that, and in them they stay so until
+    # the trainer takes them, as a signal that comes while it still imports would kill it.
     signals = {signal.SIGTERM, signal.SIGUSR1}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     for number in signals:
@@ -124,7 +124,7 @@ def run_ranks(node: Node, command: list[str]) -> int | None:
     signal.signal(signal.SIGALRM, lambda *_: tell(signal.SIGKILL))
     for local_rank in range(node.processes):
         environment = {**os.environ, **node.environment(local_rank)}
-        ranks.add(os.posix_spawn(command[0], command, environment, setsigmask=signals))
+        ranks.add(os.posix_spawn(command[0], command, environment))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
     first_failure = None
