@@ -484,6 +484,7 @@ def test_an_evaluation_that_finds_the_disk_full_is_made_when_there_is_room_again
 
     def fill_the_disk(words: Sequence[str], claim: int) -> int:
         nonlocal has_room
+        assert has_room, "what is computed without any is lost"
         if has_room := evaluated != ["step-000007"]:
             return run_here(words, claim)
         evaluated.append("step-000009, in vain")
