@@ -159,6 +159,7 @@ def test_a_minute_of_steps_is_told_within_an_epoch_and_changes_nothing(samples, 
     before = 0
     for step, of, loss in told:
         before = max(before, (step - 1) // of_epoch * of_epoch)
+        assert step - before > 1, "a device is not waited for at every step"
         assert (step % of_epoch > 0, of, loss) == (True, steps, pytest.approx(np.mean(expected[before:step])))
         before = step
 
