@@ -209,6 +209,21 @@ def test_what_fails_while_it_is_written_leaves_what_was_there(place: str, monkey
         write_half()
 
 
+def test_what_is_written_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a power failure may leave the name, and nothing in it."""
+    on_disk: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: on_disk.append(Path(f"/proc/self/fd/{file}").read_text()))
+    rename = Path.replace
+
+    def look_and_rename(path: Path, target: str) -> Path:
+        assert on_disk == ["whole"]
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", look_and_rename)
+    write_text(f"{tmp_path}/note", "whole", str(tmp_path))
+    assert names_below(str(tmp_path)) == {"note": 5}
+
+
 def test_a_folder_that_another_worker_makes_at_the_same_time_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
