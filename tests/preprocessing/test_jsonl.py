@@ -150,7 +150,7 @@ def _far_down(frames: int, call: Callable[[], T]) -> T:
 @pytest.mark.parametrize("frames", [0, 600])
 def test_how_deep_a_record_may_be_nested_does_not_depend_on_who_reads_it(frames: int) -> None:
     def record(depth: int) -> str:
-        return '{"text": "Text.", "x": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+        return '{"text": "Text.", "closed": [[], []], "x": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
 
     lines = "\n".join(map(record, (MAX_DEPTH, MAX_DEPTH + 1, 900)))
     read_one, *deeper = _far_down(frames, lambda: documents(lines))
