@@ -25,6 +25,7 @@ from preprocessing.histograms import (
     PAIRS,
     UNKNOWN,
     UNKNOWN_BINS,
+    Histograms,
     count_all,
     draw,
     in_pair_bins,
@@ -219,6 +220,34 @@ def test_histograms_count_everything_and_are_drawn(shards: Path, said: Said, tmp
     said(shards, "--histograms", tmp_path / "figures")
     for name in (DOCUMENTS, PAIRS, UNKNOWN):
         assert (tmp_path / "figures" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_show_what_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+
+    def keep(figure: Figure, file: Path, **_: object) -> None:
+        figures.append(figure)
+        Path(file).touch()
+
+    lengths = np.histogram([2] * 6 + [40] * 4, LENGTH_BINS)[0]
+    sums = Counter({"tokens/books": 172, "unknown/books": 43})
+    pair_lengths = np.bincount([40] * 4 + [64] * 12)
+    counted = Histograms({"books": lengths}, {"books": np.array([6, 0, 3, 1, 0, 0])}, {64: pair_lengths}, sums)
+    monkeypatch.setattr(Figure, "savefig", keep)
+    draw(counted, tmp_path)
+    documents, pairs, unknown = (figure.axes[0] for figure in figures)
+    shares, edges, _ = documents.patches[0].get_data()  # type: ignore[attr-defined]
+    assert shares[[0, -1]].tolist() == [0.6, 0.4]
+    assert edges[0] <= 2 < edges[1] < edges[-2] <= 40 < edges[-1]
+    shares, edges, _ = pairs.patches[0].get_data()  # type: ignore[attr-defined]
+    assert {edges[at]: shares[at] for at in np.flatnonzero(shares)} == {19 / 32: 0.25, 31 / 32: 0.75}
+    assert [bar.get_height() for bar in unknown.patches] == [0.6, 0, 0.3, 0.1, 0, 0]  # type: ignore[attr-defined]
+    assert [text.get_text() for text in unknown.texts] == ["", "", "3", "1", "", ""]
+    assert [axes.get_legend_handles_labels()[1] for axes in (documents, pairs, unknown)] == [
+        ["books\n10 documents,\n17 tokens each"],
+        ["for 64\n16 pairs,\n75% of full length"],
+        ["books\n25.0000% of all tokens"],
+    ]
 
 
 @pytest.mark.parametrize(
