@@ -30,7 +30,6 @@ SOURCE = "parquet"
 _MAGIC = b"PAR1"
 _ROWS = 256  # held at once, or fewer of
 _HELD = 1 << 24  # bytes, by the mean of a group of rows
-_LONGEST = 4 * MAX_DOCUMENT + 1  # bytes: more than MAX_DOCUMENT characters
 _BUFFER = 1 << 20  # bytes of a column that are read ahead; by itself pyarrow reads a whole group of rows
 
 
@@ -108,8 +107,9 @@ def _raw(column: pa.Array) -> Iterator[bytes | None]:
         plain = plain.cast(pa.timestamp(plain.type.unit))  # in UTC: what is where in another zone, machines disagree on
     if not _is_text(plain.type):
         plain = plain.cast(pa.large_string())
+    longest = 4 * MAX_DOCUMENT + 1  # bytes: more than MAX_DOCUMENT characters
     for value in pc.cast(plain, pa.large_binary()):
-        yield value.as_buffer()[:_LONGEST].to_pybytes() if value.is_valid else None
+        yield value.as_buffer()[:longest].to_pybytes() if value.is_valid else None
 
 
 def _offset(group: pq.RowGroupMetaData) -> int:

@@ -196,12 +196,11 @@ def test_what_is_no_text() -> None:
 
 def test_too_large_documents_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("preprocessing.sources.parquet.MAX_DOCUMENT", 100)
-    found = documents(parquet(pa.table({"text": ["x" * 101, "é" * 100]})))
-    assert [getattr(item, "reason", "read") for item in found] == ["too_large", "read"]
+    found = documents(parquet(pa.table({"text": ["x" * 101, "é" * 100, "\U0001f40b" * 101, "\U0001f40b" * 100]})))
+    assert [getattr(item, "reason", "read") for item in found] == ["too_large", "read", "too_large", "read"]
 
 
 def test_of_a_too_large_document_no_more_is_copied_than_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preprocessing.sources.parquet._LONGEST", 401)
     monkeypatch.setattr("preprocessing.sources.parquet.MAX_DOCUMENT", 100)
     file, most = parquet(pa.table({"text": ["é" * 10_000_000, "a" * 100], "title": ["b", "c" * 402]})), 1 << 20
     tracemalloc.start()
