@@ -35,6 +35,8 @@ MNLI_COLUMNS = (
          [TextExample("0", 'a " half-quoted line ', None, 1)]),
         ("MRPC", "MRPC/dev.tsv", ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", '1\t3\t4\t" a\tb " c'],
          [TextExample("0", '" a', 'b " c', 1)]),
+        ("MRPC", "MRPC/test.tsv", ["index\t#1 ID\t#2 ID\t#1 String\t#2 String", "9\t3\t4\ta\tb"],
+         [TextExample("9", "a", "b", None)]),
         ("STS-B", "STS-B/dev.tsv", ["index\tsentence1\tsentence2\tscore", "3\ta\tb\t4.750"],
          [TextExample("3", "a", "b", 4.75)]),
         ("QQP", "QQP/dev.tsv", ["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "11\t1\t2\ta?\t\t0"],
@@ -51,8 +53,8 @@ MNLI_COLUMNS = (
         ("RTE", "RTE/dev.tsv", ["index\tsentence1\tsentence2\tlabel", "0\ta\tb\tentailment"],
          [TextExample("0", "a", "b", 0)]),
         ("WNLI", "WNLI/dev.tsv", ["index\tsentence1\tsentence2\tlabel", "0\ta\tb\t1"], [TextExample("0", "a", "b", 1)]),
-        ("AX", "diagnostic/diagnostic.tsv", ["index\tsentence1\tsentence2", "0\ta\tb"],
-         [TextExample("0", "a", "b", None)]),
+        ("AX", "diagnostic/diagnostic.tsv", ["index\tsentence1\tsentence2", "9\ta\tb"],
+         [TextExample("9", "a", "b", None)]),
     ],
 )  # fmt: skip
 def test_every_task(tmp_path, task, file, lines, examples):

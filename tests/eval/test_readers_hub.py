@@ -219,6 +219,7 @@ SWAG = {"sent1": (TEXT, "a"), "sent2": (TEXT, "b"), **ENDINGS, "label": (classes
         ("STS-B", "dev", copy(**PAIR, label=(Value("float32"), -1.0)), "row 0: no label"),
         ("STS-B", "dev", copy(**PAIR, label=(TEXT, "3")), "row 0: label 3 is not from 0 to 5"),
         ("IMDB", "test", copy(text=(TEXT, "a"), label=(classes("neg", "pos"), -1)), "row 0: no label"),
+        ("NSMC", "test", copy(id=(TEXT, "1"), document=(TEXT, "a"), label=(INDEX, -1)), "row 0: no label"),
         ("NSMC", "test", copy(id=(TEXT, "1\t"), document=(TEXT, "a"), label=(INDEX, 1)), "row 0: '1\\t' is no id"),
         ("NSMC", "test", copy(id=(TEXT, None), document=(TEXT, "a"), label=(INDEX, 1)), "row 0: None is no id"),
         ("SWAG", "dev", copy(**SWAG | {"ending3": (TEXT, None)}), "row 0, column 'ending3': None is no text"),

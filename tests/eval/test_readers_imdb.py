@@ -17,12 +17,12 @@ def write(folder, *names):
 
 def test_reviews(tmp_path):
     others = ("._2_7.txt", "1x_2.txt", "urls_pos.txt", "3_8.txt~")
-    write(tmp_path / "imdb" / "aclImdb" / "test" / "pos", "2_7.txt", "10_10.txt", *others)
+    write(tmp_path / "imdb" / "aclImdb" / "test" / "pos", "2_10.txt", "10_7.txt", *others)
     write(tmp_path / "imdb" / "aclImdb" / "test" / "neg", "1_1.txt")
     expected = [
         TextExample("1_1", "review 1_1.txt<br />", None, 0),
-        TextExample("2_7", "review 2_7.txt<br />", None, 1),
-        TextExample("10_10", "review 10_10.txt<br />", None, 1),
+        TextExample("2_10", "review 2_10.txt<br />", None, 1),
+        TextExample("10_7", "review 10_7.txt<br />", None, 1),
     ]
     assert read(tmp_path, "test") == read(tmp_path / "imdb" / "aclImdb", "test") == expected
 

@@ -59,6 +59,9 @@ def test_korsts(tmp_path):
         TextExample("0", "가", "나", 3.8),
         TextExample("1", "가", "나", 3.8),
     ]
+    (tmp_path / "sts-dev.tsv").write_text(f"{columns}\n{row.replace('3.800', '5.200')}\n", encoding="utf-8")
+    with pytest.raises(DatasetError, match=r"5\.200.* from 0 to 5"):
+        tables.read(KOREAN["KorSTS"], tmp_path, "dev")
 
 
 @pytest.mark.parametrize(
