@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from cluster.checkup import peers, storage
 from cluster.checkup.findings import Finding, judge, table
@@ -25,7 +26,7 @@ from cluster.checkup.node import (
     check_shared_memory,
     check_threads,
 )
-from cluster.checkup.peers import UsageError, check_names, read_launch
+from cluster.checkup.peers import UsageError, check_bandwidth, check_names, check_visibility, read_launch
 from cluster.checkup.storage import check_space, check_writing
 from cluster.doctor import main
 from tests.cluster.doctor_tasks import (
@@ -343,7 +344,9 @@ def test_an_nccl_that_hangs_on_arm(nccl, machine, state, nvidia_smi, monkeypatch
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: nccl)
     monkeypatch.setattr("platform.machine", lambda: machine)
     found = state_of(check_gpus(), "cuda")
-    assert (found.state, ".".join(map(str, nccl)) in found.found) == (state, True)
+    assert found.state == state
+    assert found.found.startswith("driver 570.86.15, CUDA ")
+    assert found.found.endswith(f", NCCL {'.'.join(map(str, nccl))}")
 
 
 def test_a_directory_that_is_not_there(tmp_path):
@@ -586,6 +589,41 @@ def test_a_wrong_sum_is_told_whichever_rank_gets_it(tmp_path):
     (code, printed), _ = run_ranks(2, run_doctor_with_a_wrong_sum, [], log=tmp_path / "log")
     assert code == 1
     assert "a WRONG sum" in printed
+
+
+def stand_in_peers(hosts):
+    """The first of ranks, all of which have what it has."""
+    return SimpleNamespace(
+        rank=0, size=len(hosts), hosts=hosts, one_host=len(set(hosts)) == 1, gather=lambda own: [own] * len(hosts)
+    )
+
+
+@pytest.mark.parametrize(("seconds", "speed", "state"), [(0.125, "0.20", "ok"), (0.5, "0.05", "warning")])
+def test_the_network_s_speed_is_counted_as_nccl_tests_do_of_the_best_round_and_slow_is_warned_of(
+    monkeypatch, seconds, speed, state
+):
+    """Of 16 MiB each of four ranks sends and receives three quarters twice."""
+    clock = iter([0, 9, 9, 9 + seconds, *range(10, 100)])
+    monkeypatch.setattr("cluster.checkup.peers.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda values: values.fill_(4))
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
+    (found,) = check_bandwidth(stand_in_peers(["a", "a", "b", "b"]), "gloo")
+    assert (found.state, found.found) == (state, f"{speed} GB/s over gloo, 4 ranks on 2 hosts")
+
+
+@pytest.mark.parametrize(
+    ("late", "state", "words"),
+    [(0, "ok", "see each other's files"), (3, "warning", "see each other's files, after 3 s"),
+     (60, "wrong", "files of a are not seen")],
+)  # fmt: skip
+def test_files_that_are_seen_late_are_warned_of(tmp_path, monkeypatch, late, state, words):
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: now.append(now.pop() + 1))
+    monkeypatch.setattr("cluster.checkup.peers.time", clock)
+    monkeypatch.setattr("cluster.checkup.peers._is_there", lambda *_: now[0] >= late)
+    found = check_visibility(stand_in_peers(["a"]), tmp_path)
+    assert (found.state, found.found.endswith(words)) == (state, True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_libraries_that_differ(tmp_path):
