@@ -839,6 +839,14 @@ def test_a_variable_in_a_container_s_paths_is_refused(here, slurm, capsys, setti
     assert "no shell reads this, so it is not replaced; write the path out" in capsys.readouterr().err
 
 
+def test_a_home_folder_whose_name_no_container_can_be_told_is_refused_as_a_mount(here, slurm, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", f"{here}/kim,lee")
+    container = ["slurm.container.image=docker://a:1", 'slurm.container.mounts=["~/data"]']
+    assert launch("--dry-run", "slurm.container.runtime=apptainer", *container) == 2
+    told = capsys.readouterr().err
+    assert f"slurm.container: mounts: '{here}/kim,lee/data' must be a whole path without commas" in told
+
+
 def test_an_image_must_see_the_folder_of_the_code_too(here, slurm, monkeypatch, capsys):
     """That of shards alone lies beside them."""
     monkeypatch.chdir(here / "bin")
@@ -2104,6 +2112,13 @@ def test_a_slurm_that_does_not_answer_is_told_in_one_line(here, slurm, capsys):
     assert launch("slurm.partition=gpu", "--dry-run") == 0
     assert capsys.readouterr().err == f"warning: partitions are not checked: {told}"
     assert (here / "runs" / "tiny" / "job" / "pretrain.sbatch").exists()
+
+
+def test_preprocessing_takes_one_node_however_many_train(here, slurm, capsys):
+    slurm.stand_in("sinfo", "print('one|infinite|1|(null)')")
+    assert preprocess(settings=("slurm.partition=one",)) == 0
+    assert launch("slurm.partition=one") == 2
+    assert "needs 2 nodes" in capsys.readouterr().err
 
 
 def test_a_hidden_partition_is_there(here, slurm):
