@@ -2332,7 +2332,8 @@ def test_a_machine_without_slurm_can_still_write_the_job(here, monkeypatch, caps
 def test_a_network_s_file_system_is_shared_and_the_nearest_mount_counts(monkeypatch, tmp_path):
     mounts = [("/", "ext4"), (str(tmp_path), "lustre"), (str(tmp_path / "scratch"), "xfs")]
     partitions = [type("Mount", (), {"mountpoint": point, "fstype": kind}) for point, kind in mounts]
-    monkeypatch.setattr(visible.psutil, "disk_partitions", lambda **_: partitions)
+    # By itself psutil leaves out the mounts of networks.
+    monkeypatch.setattr(visible.psutil, "disk_partitions", lambda **asked: partitions if asked == {"all": True} else [])
     visible.check_shared([tmp_path / "runs" / "new"], vouched=[])
     with pytest.raises(ConfigError, match=r"runs: lies on \S*scratch \(xfs\), a file system of this machine alone"):
         visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "other"])
