@@ -68,10 +68,7 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     _ = checkpoint.lineage  # which the results will hold: a damaged one is refused now
     earlier = read_results_of(arguments.output / RESULTS, checkpoint.weights_blake2b)
     tasks, device = [adapt(task, arguments) for task in selected], _device(arguments)
-    subject = _subject([task for task in tasks if isinstance(task, Intrinsic)], arguments, checkpoint)
-    if earlier and subject and subject.stream:
-        held_out = {task.name for task in tasks if isinstance(task, Intrinsic) and task.needs_shards}
-        _check_shards(earlier, held_out, subject.stream.directory.manifest_blake2b, arguments.output / RESULTS)
+    subject = _subject([task for task in tasks if isinstance(task, Intrinsic)], arguments, checkpoint, earlier)
     settings = Settings(optimizer=arguments.optimizer, precision=arguments.precision, max_tokens=arguments.max_tokens)
     bench = Bench(checkpoint, settings, device, arguments.output, arguments.save_models, code_version())
     experiments = _experiments([task for task in tasks if isinstance(task, FineTuned)], arguments, bench)
@@ -93,14 +90,18 @@ def search_of(arguments: argparse.Namespace) -> Search:
     return Search(arguments.learning_rates, arguments.epochs, arguments.batch_sizes, tuple(range(arguments.seeds)))
 
 
-def _subject(tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoint: Checkpoint) -> Subject | None:
+def _subject(
+    tasks: Sequence[Intrinsic], arguments: argparse.Namespace, checkpoint: Checkpoint, earlier: dict[str, Any] | None
+) -> Subject | None:
     if not tasks:
         return None
     for task in tasks:
         check_heads(checkpoint, task.name, task.heads)
     stream = None
-    if any(task.needs_shards for task in tasks):
+    if held_out := {task.name for task in tasks if task.needs_shards}:
         stream = open_stream(arguments.shards, checkpoint, arguments.sequence_length)
+        if earlier:
+            _check_shards(earlier, held_out, stream.directory.manifest_blake2b, arguments.output / RESULTS)
     if any(task.name == "fill_mask" for task in tasks) and not arguments.sentences:
         for sentence in SENTENCES:
             check_sentence(sentence, checkpoint, f"{sentence!r}, one of our --sentences,")

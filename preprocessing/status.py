@@ -52,6 +52,11 @@ def is_dir(path: Path | str) -> bool:
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
+def leads_nowhere(path: Path | str) -> bool:
+    """Whether a link is at a path and nothing where it leads; raises as status."""
+    return status(path) is None and status(path, follow=False) is not None
+
+
 def may(path: Path | str, mode: int) -> bool:
     """Whether something is at a path and this user may do with it what os.access is asked for; raises as status."""
     return os.access(path, mode) or (exists(path) and os.access(path, mode))
@@ -79,9 +84,9 @@ def make_folder(path: Path, *, parents: bool = False) -> None:
     try:
         path.mkdir(parents=parents, exist_ok=True)
     except FileExistsError as error:  # or Path's own look, which says no where storage fails
-        if not is_dir(place := error.filename):
-            if status(place, follow=False) is not None and not exists(place):
-                raise FileExistsError(error.errno, "a link to what is not there", place) from error
+        if leads_nowhere(error.filename):
+            raise FileExistsError(error.errno, "a link to what is not there", error.filename) from error
+        if not is_dir(error.filename):
             raise
         path.mkdir(parents=parents, exist_ok=True)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
-from preprocessing.status import entries, exists, is_dir, is_file, status
+from preprocessing.status import entries, exists, is_dir, is_file, leads_nowhere
 from preprocessing.storage_errors import is_passing, unavailable
 from preprocessing.terminal import in_line
 from trainer.files import incomplete, write_atomically
@@ -222,7 +222,7 @@ def step_name(step: int) -> str:
 
 def _check_mounted(folder: Path, without: str) -> None:
     """See that a folder, if it is a link, leads to something; the link may be removed for what ``without`` says."""
-    if status(folder) is None and status(folder, follow=False) is not None:
+    if leads_nowhere(folder):
         raise unavailable(folder, f"a link to what is not there: mount that, or remove the link {without}")
 
 

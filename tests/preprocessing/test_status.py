@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from preprocessing.status import entries, exists, is_dir, is_file, looking, make_folder, may, status
+from preprocessing.status import entries, exists, is_dir, is_file, leads_nowhere, looking, make_folder, may, status
 from preprocessing.storage_errors import UnavailableError
 from tests.failing import LISTING, fail_on
 
@@ -54,6 +54,9 @@ def test_a_link_itself(folder: Path) -> None:
     assert found
     assert found.st_size == len("nothing")
     assert status(folder / "nothing", follow=False) is None
+    leading = {path.name for path in folder.iterdir() if leads_nowhere(path)}
+    assert leading == {"to nothing", "to loop"}
+    assert not leads_nowhere(folder / "nothing")
 
 
 @pytest.mark.parametrize("ask", [status, exists, is_file, is_dir])
