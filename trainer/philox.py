@@ -121,6 +121,8 @@ def permute(indices: np.ndarray, size: int, key: tuple[int, int]) -> np.ndarray:
 
     A Feistel network permutes the next power of four; an index that lands outside range(size) is sent on until it
     lands inside ("cycle walking"), which keeps it a permutation and takes fewer than four goes on average.
+    Of 16 elements or fewer any goes to any place as often, to 2 %, but some orders come more often than others, of six
+    elements by up to a half: eight rounds are few for so few bits. From 17 on no test tells it from a random one.
 
     Args:
         indices: [n] integers in [0, size).

@@ -77,6 +77,23 @@ def test_neighbours_in_small_permutations_are_not_neighbours_after():
     assert ((counts - 200) ** 2 / 200).sum() < 49.7  # the 0.1 % point with 23 degrees of freedom
 
 
+@pytest.mark.parametrize("size", [24, 63, 64])
+def test_two_neighbours_go_to_any_two_places_alike(size):
+    """Of 16 or fewer some orders come more often than others: see permute."""
+    orders = np.stack([permute(np.arange(size), size, derive_key(seed)) for seed in range(3000)])
+    places = np.stack([np.bincount(places, minlength=size) for places in orders.T])
+    check_even(places, degrees=(size - 1) ** 2)
+    apart = np.bincount((np.diff(orders) % size).ravel(), minlength=size)[1:]  # of elements i and i + 1
+    check_even(apart, degrees=size - 2)
+    # Nor does one key's order tell the next one's: as in any two of them, one element has its place in both.
+    assert abs((orders[1:] == orders[:-1]).sum() - 2999) < 4 * 2999**0.5
+
+
+def check_even(counts, degrees):
+    chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+    assert abs(chi_square - degrees) < 4 * (2 * degrees) ** 0.5
+
+
 def test_permutations_are_fixed_for_ever():
     """Other values would mean that a run that goes on sees samples again and misses others."""
     assert permute(np.arange(10), 10, derive_key(1)).tolist() == [0, 5, 4, 9, 2, 8, 6, 7, 1, 3]
