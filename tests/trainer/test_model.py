@@ -133,6 +133,11 @@ class TestInitialization:
         assert within_one == pytest.approx(0.68269 / 0.95450, abs=0.003)
         assert 1.99 < words.abs().max().item() <= 2
 
+    def test_no_two_matrices_begin_alike(self):
+        """As they would if each had a generator of its own with the one seed."""
+        matrices = [parameter for parameter in BertForPreTraining(TINY).parameters() if parameter.ndim > 1]
+        assert len({tuple(matrix.flatten()[:4].tolist()) for matrix in matrices}) == len(matrices)
+
     def test_seed_decides_and_torch_is_left_alone(self):
         before = torch.get_rng_state()
         initialize(model := BertModel(TINY), TINY.initializer_range, seed=5)
