@@ -81,6 +81,25 @@ def order_of_a_step(recipe: Path, shards: Path, deepspeed_config: Path) -> list[
     return order
 
 
+def first_numbers_of_dropout(recipe: Path, shards: Path, deepspeed_config: Path) -> list[float]:
+    """What torch would draw first in each forward pass of three steps of two micro-batches."""
+    lesson = Lesson(join_world(1), load_recipe(recipe, _TWO_MICRO_BATCHES), shards, deepspeed_config)
+    numbers: list[float] = []
+    losses = lesson.engine._losses
+
+    def draw_and_go_forward(batch: Any) -> Any:
+        with torch.random.fork_rng(devices=()):
+            numbers.append(torch.rand(()).item())
+        return losses(batch)
+
+    lesson.engine._losses = draw_and_go_forward  # type: ignore[method-assign]
+    batches = [(place, lesson._stream.batch(np.arange(2 * place, 2 * place + 2))) for place in range(2)]
+    totals = lesson.engine.count_step([batch for _, batch in batches], stop=False)
+    for step in range(3):
+        lesson.engine.train_step(step, batches, totals, 1e-2)
+    return numbers
+
+
 def gradients_in_fp16(recipe: Path, shards: Path, deepspeed_config: Path) -> list[tuple[float, float, float]]:
     """Of steps with the same batch and weights: the loss scale, the norm that is told, and that of what Adam gets."""
     get_accelerator().is_fp16_supported = lambda: True  # type: ignore[method-assign]

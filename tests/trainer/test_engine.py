@@ -16,6 +16,7 @@ from tests.trainer.conftest import FLOAT32, write_deepspeed_config
 from tests.trainer.engine_tasks import (
     bytes_left_after_close,
     bytes_of_one_rank,
+    first_numbers_of_dropout,
     graphs_of_training_and_validation,
     norm_that_adam_gets_without_zero,
     norm_under_zero_1,
@@ -330,6 +331,11 @@ def test_the_next_batch_is_asked_for_before_the_last_backward_pass(recipe, shard
     """Within that pass DeepSpeed may have the process wait for the device."""
     (order,) = run_ranks(1, order_of_a_step, recipe, shards, deepspeed_config())
     assert order == ["forward", "backward", "forward", "meanwhile", "backward"]
+
+
+def test_every_micro_batch_of_every_step_has_dropout_of_its_own(recipe, shards, deepspeed_config):
+    (numbers,) = run_ranks(1, first_numbers_of_dropout, recipe, shards, deepspeed_config())
+    assert len(set(numbers)) == len(numbers) == 6
 
 
 GRAPHS = {
