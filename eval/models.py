@@ -49,10 +49,10 @@ def to_hugging_face(model: FineTunedBert, kind: Kind, config: BertConfig) -> tup
     output = "qa_outputs" if isinstance(model.head, SpanHead) else "classifier"
     head = {f"{output}.{n.removeprefix(_OUTPUT)}": tensor for n, tensor in state.items() if n.startswith(_OUTPUT)}
     assert kind.published_as is not None
-    settings = settings_of(config, kind.published_as) | _classes(kind.classes)
+    rated = isinstance(kind, Texts) and not kind.labels  # by one output
+    settings = settings_of(config, kind.published_as) | _classes(["score"] if rated else kind.classes)
     if isinstance(kind, Texts):
-        settings["problem_type"] = "single_label_classification" if kind.labels else "regression"
-        settings.setdefault("id2label", {"0": "score"})  # one output
+        settings["problem_type"] = "regression" if rated else "single_label_classification"
     return settings, rename_weights(ours, config) | head
 
 

@@ -78,6 +78,7 @@ def test_transformers_loads_it_whole_and_says_the_same(
     assert np.ptp(np.concatenate([np.ravel(logits) for logits in expected])) > 0.1
     if isinstance(kind, Texts | Tags):
         assert list(theirs.config.id2label.values()) == list(kind.classes or ["score"])
+        assert theirs.config.label2id == {label: i for i, label in theirs.config.id2label.items()}
 
 
 def test_a_pipeline_of_transformers_names_the_classes(shards: Path, tmp_path: Path) -> None:
