@@ -154,7 +154,7 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, config: BertConfig) -> No
         one, other, *_ = sorted(token for token, i in vocabulary.items() if i == number)
         raise UsageError(f"{file}: gives {one!r} and {other!r} the same id {number}; copy the export anew")
     with _as_usage_error():
-        check_files(path)
+        check_files(path, added=True)
     _check_case(file, tokenizer, vocabulary)
     _check_settings(path, tokenizer)
 

@@ -196,7 +196,7 @@ def _add_tokens(parser: argparse.ArgumentParser) -> None:
         "--vocab",
         type=path,
         metavar="FILE",
-        help="a WordPiece vocabulary, a token a line, such as bert-base-uncased's vocab.txt",
+        help="a WordPiece vocabulary, a token a line, such as bert-base-uncased's vocab.txt, or a tokenizer.json",
     )
     vocabulary.add_argument(
         "--train-vocab",

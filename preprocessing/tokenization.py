@@ -41,18 +41,18 @@ class SpecialIds(NamedTuple):
 
 
 def parse_vocabulary(text: str, where: str) -> list[str]:
-    """The tokens of a vocab.txt, one a line; the line's number is the token's id.
+    """The tokens of a vocab.txt, one a line, whose number is the token's id; or of BERT's tokenizer.json.
 
     Raises:
-        VocabularyError: JSON, empty, an empty line between tokens, a token twice, or a special token missing. ``where``
-            names the file in the message.
+        VocabularyError: other JSON, empty, an empty line between tokens, a token twice, a special token missing, or ids
+            with gaps. ``where`` names the file in the message.
     """
     # Not splitlines(): published vocabularies hold tokens such as U+2028 that it would split.
     tokens = text.replace("\r\n", "\n").removeprefix("\ufeff").rstrip("\n").split("\n")
     if tokens == [""]:
         raise VocabularyError(f"{where}: the vocabulary is empty; it needs one token a line")
     if tokens[0].startswith("{") and SPECIAL_TOKENS[0] not in tokens:
-        raise VocabularyError(f"{where}: is JSON; give the vocab.txt beside it, one token a line")
+        return _words_of_json(text, where)
     first_line = dict(zip(reversed(tokens), range(len(tokens), 0, -1), strict=True))
     for line, token in enumerate(tokens, start=1):
         if not token:
@@ -61,6 +61,34 @@ def parse_vocabulary(text: str, where: str) -> list[str]:
             raise VocabularyError(f"{where}: the token {token!r} is on line {first_line[token]} and again on {line}")
     _check_special_tokens(first_line, where)
     return tokens
+
+
+def _words_of_json(text: str, where: str) -> list[str]:
+    """The tokens of a tokenizer.json, which is all that transformers 5 writes."""
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # `tokenizers` raises bare Exception for whatever is wrong with the content
+        raise VocabularyError(
+            f"{where}: is JSON, but no tokenizer.json; give that or the vocab.txt beside it, one token a line"
+        ) from error
+    if not isinstance(tokenizer.model, models.WordPiece):
+        raise VocabularyError(f"{where}: a tokenizer of another kind than BERT's WordPiece; give the one of a BERT")
+    return _in_order(tokenizer.get_vocab(), where)
+
+
+def _in_order(ids: Mapping[str, int], where: str) -> list[str]:
+    """The tokens of a tokenizer.json, so that a token's place is its id.
+
+    Raises:
+        VocabularyError: a special token is missing, ids have gaps, or a token would not be a line of a vocab.txt.
+    """
+    _check_special_tokens(ids, where)
+    words = sorted(ids, key=ids.__getitem__)
+    if any(ids[word] != place for place, word in enumerate(words)):
+        raise VocabularyError(f"{where}: its ids are not those from 0 to {len(ids) - 1}; give a vocab.txt beside it")
+    if broken := [word for word in words if not word or "\n" in word]:
+        raise VocabularyError(f"{where}: the token {broken[0]!r} is no line of a vocab.txt; give one beside it")
+    return words
 
 
 def _check_special_tokens(tokens: Collection[str], where: str) -> None:
@@ -100,18 +128,25 @@ def _unread(path: Path | str, error: OSError, problem: str, advice: str) -> Voca
 def load_words(directory: Path | str) -> list[str]:
     """The tokens of a tokenizer's folder in the order of their ids, from vocab.txt or else from tokenizer.json.
 
+    Words that were added to a tokenizer follow those of vocab.txt: transformers 4 writes them to tokenizer.json alone.
+
     Raises:
         VocabularyError: it holds neither, or one that is damaged, or whose ids have gaps.
     """
-    if is_file(listed := Path(directory) / VOCABULARY_FILE):
-        return load_vocabulary(listed)
-    ids: dict[str, int] = load_tokenizer(directory).get_vocab()
-    where = str(Path(directory) / TOKENIZER_FILE)
-    _check_special_tokens(ids, where)
-    words = sorted(ids, key=ids.__getitem__)
-    if any(ids[word] != place for place, word in enumerate(words)):
-        raise VocabularyError(f"{where}: its ids are not those from 0 to {len(ids) - 1}; give a vocab.txt beside it")
-    return words
+    saved = Path(directory) / TOKENIZER_FILE
+    listed = load_vocabulary(path) if is_file(path := Path(directory) / VOCABULARY_FILE) else None
+    if listed is not None and not is_file(saved):
+        return listed
+    tokenizer = load_tokenizer(directory)
+    if listed is not None and not _extends(tokenizer, listed):
+        return listed
+    return _in_order(tokenizer.get_vocab(), str(saved))
+
+
+def _extends(tokenizer: Tokenizer, words: Sequence[str]) -> bool:
+    """Whether a tokenizer has these words, and beyond them those that were added to it later."""
+    ids = {word: i for i, word in enumerate(words)}.items()
+    return tokenizer.get_vocab(with_added_tokens=False).items() <= ids <= tokenizer.get_vocab().items()
 
 
 def case_of(vocabulary: Collection[str]) -> Literal["cased", "uncased"] | None:
@@ -269,8 +304,12 @@ def load_settings(directory: Path | str) -> dict[str, Any]:
     return settings
 
 
-def check_files(directory: Path | str) -> None:
+def check_files(directory: Path | str, *, added: bool = False) -> None:
     """See that those of a tokenizer's files that are there are whole, and of one vocabulary.
+
+    Args:
+        directory: holds them.
+        added: tokenizer.json may have words that were added to those of vocab.txt; see load_words.
 
     Raises:
         VocabularyError: one is damaged, or vocab.txt and tokenizer.json have other words.
@@ -278,6 +317,6 @@ def check_files(directory: Path | str) -> None:
     listed, saved = Path(directory) / VOCABULARY_FILE, Path(directory) / TOKENIZER_FILE
     words = load_vocabulary(listed) if is_file(listed) else None
     tokenizer = load_tokenizer(directory) if is_file(saved) else None
-    if words and tokenizer and {word: i for i, word in enumerate(words)} != tokenizer.get_vocab():
+    if words and tokenizer and not (_extends(tokenizer, words) and (added or len(words) == tokenizer.get_vocab_size())):
         raise VocabularyError(f"{saved}: has another vocabulary than {listed.name} beside it; copy the folder anew")
     load_settings(directory)

@@ -51,7 +51,7 @@ def _change(model: Path, positions: int, output: Path) -> str:
     old = export.config.max_position_embeddings
     if positions == old:
         raise ValueError(f"{model}: has {old} positions already; give it as it is")
-    check_files(model)
+    check_files(model, added=True)
     changed = change_positions(export, positions)
     save_derived(output, changed.config, changed.state, model, model)
     return f"{positions:,} positions, {min(old, positions):,} of them as they were"

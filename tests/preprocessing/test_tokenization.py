@@ -3,10 +3,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, BertTokenizerFast
 
 from preprocessing.encoder import Encoder
@@ -23,6 +25,7 @@ from preprocessing.tokenization import (
     encode_sentences,
     load_tokenizer,
     load_vocabulary,
+    load_words,
     parse_vocabulary,
     special_ids,
 )
@@ -58,8 +61,10 @@ def test_a_bad_vocabulary_is_named_with_its_fault(tmp_path: Path) -> None:
     assert "[SEP] is missing" in vocabulary_error(all_but_sep)
     assert "v.txt: the vocabulary is empty" in vocabulary_error("")
     assert "line 1 is empty" in vocabulary_error("\n" + "\n".join(SPECIAL_TOKENS))
-    for indent in (None, 2):  # a vocab.json and a tokenizer.json
-        assert "v.txt: is JSON; give the vocab.txt" in vocabulary_error(json.dumps({"[PAD]": 0}, indent=indent))
+    for indent in (None, 2):  # a vocab.json
+        assert "v.txt: is JSON, but no tokenizer.json; give" in vocabulary_error(
+            json.dumps({"[PAD]": 0}, indent=indent)
+        )
     assert parse_vocabulary("\n".join(["{", *SPECIAL_TOKENS]), "v.txt")[0] == "{"
     assert "line 6 is empty" in vocabulary_error("\n".join(SPECIAL_TOKENS) + "\n\na\n")
     assert "'a' is on line 6 and again on 8" in vocabulary_error("\n".join([*SPECIAL_TOKENS, "a", "b", "a"]))
@@ -68,6 +73,37 @@ def test_a_bad_vocabulary_is_named_with_its_fault(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(VocabularyError, match="UTF-8"):
         load_vocabulary(tmp_path / "binary")
+
+
+def test_a_vocabulary_is_that_of_a_tokenizer_too_with_the_words_that_were_added_to_it() -> None:
+    tokens = [*SPECIAL_TOKENS, "a", "\u2028", "##b"]
+    tokenizer = build_tokenizer(tokens, lowercase=True)
+    assert parse_vocabulary(tokenizer.to_str(pretty=True), "tokenizer.json") == tokens
+    tokenizer.add_tokens(["added"])
+    assert parse_vocabulary(tokenizer.to_str(), "tokenizer.json") == [*tokens, "added"]
+    for words, told in (
+        ({word: i for i, word in enumerate(tokens[:4])}, r"v.txt: the special token \[MASK\] is missing"),
+        ({word: 2 * i for i, word in enumerate(tokens)}, "v.txt: its ids are not those from 0 to 7"),
+        ({word: i for i, word in enumerate([*tokens, "a\nb"])}, r"v.txt: the token 'a\\nb' is no line of a vocab.txt"),
+    ):
+        assert re.match(told, vocabulary_error(Tokenizer(models.WordPiece(words, unk_token="[UNK]")).to_str()))
+    assert "v.txt: a tokenizer of another kind" in vocabulary_error(Tokenizer(models.Unigram()).to_str())
+
+
+def test_words_that_transformers_4_added_follow_those_of_the_vocabulary(tmp_path: Path) -> None:
+    """It writes them to tokenizer.json, and not to vocab.txt."""
+    tokens = [*SPECIAL_TOKENS, "word"]
+    save_tokenizer(tokens, True, tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.add_tokens(["added", "later"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert load_words(tmp_path) == [*tokens, "added", "later"]
+    check_files(tmp_path, added=True)
+    with pytest.raises(VocabularyError, match="has another vocabulary than vocab"):
+        check_files(tmp_path)  # as shards are made with those of vocab.txt alone
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "other"]))
+    with pytest.raises(VocabularyError, match="has another vocabulary than vocab"):
+        check_files(tmp_path, added=True)
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ def test_storage_that_fails_is_told_from_a_beginning_that_is_damaged(checkpoint,
         part = "state-" if path.name.startswith("state-") else path.name  # threads read the parts, in any order
         assert str(directory if path == directory else directory / part) in message
     assert told == {directory.name, RUN_STATE} | {
-        "exports": {"config.json", "model.safetensors", "vocab.txt"},
+        "exports": {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json"},
         "checkpoints": {"state-00000-of-00002.safetensors", "state-00000-of-00002.blake2b",
                         "state-00001-of-00002.safetensors", "state-00001-of-00002.blake2b"},
     }[kind]  # fmt: skip

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from transformers import BertForPreTraining as TheirBert
 
 from preprocessing.schema import checksum
-from preprocessing.tokenization import SPECIAL_TOKENS, VocabularyError, load_words
+from preprocessing.tokenization import SPECIAL_TOKENS, VocabularyError, load_tokenizer, load_words
 from tests.failing import failures_in_turn
 from tests.trainer.shard_factory import save_tokenizer
 from trainer.hugging_face import Export, load_export, save_export
@@ -112,6 +112,17 @@ def test_a_text_of_old_words_means_what_it_meant(model, tokenizer, tmp_path):
         logits = TheirBert.from_pretrained(directory).eval()(**tokens).prediction_logits
         scores.append(logits[..., [ids.index(word) for word in OLD[6:]]])
     assert torch.equal(*scores)
+
+
+def test_words_that_transformers_4_added_keep_their_embeddings(model, tmp_path):
+    """Its add_tokens changes tokenizer.json, and vocab.txt not."""
+    read = load_tokenizer(model)
+    read.add_tokens(["cardiogram"])
+    read.save(str(model / "tokenizer.json"))
+    save_tokenizer([*OLD, "cardiogram"], True, tmp_path / "new")
+    assert main([str(model), str(tmp_path / "new"), str(tmp_path / "out")]) == 0
+    before, after = load_export(model).state, load_export(tmp_path / "out").state
+    assert torch.equal(after[WORDS], before[WORDS][: len(OLD) + 1])
 
 
 def test_the_same_vocabulary_in_another_order_and_back(model, tmp_path):
