@@ -39,6 +39,8 @@ from preprocessing.storage_errors import UnavailableError
 from preprocessing.tokenization import VocabularyError, load_vocabulary
 from tests.conftest import ROOT
 from tests.preprocessing.maker import Maker, contents
+from trainer.data import DataConfig, SampleStream
+from trainer.masking import MaskingConfig
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 Books = Callable[[Path, int], Path]
@@ -189,6 +191,26 @@ def test_shards_are_read_as_the_documentation_shows(
     exec(textwrap.dedent(example), found)
     assert found["ends"][-1].as_py() == len(found["tokens"])
     assert len(found["segments"]) == len(found["pairs"]) > 0
+
+
+@pytest.mark.parametrize("options", [[], ["--no-nsp"]])
+def test_samples_are_made_without_this_project_as_the_documentation_shows(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    make(tmp_path / "shards", "--books", books / "*.txt", "--sequence-lengths", 128, "--num-shards", 1, *options)
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "preprocessing.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"\n((?:    import pyarrow.*\n)(?:(?:    .*)?\n)+)", page)
+    found: dict[str, Any] = {}
+    exec(textwrap.dedent(example), found)
+    stream = SampleStream(
+        ShardDirectory("shards"), "train", 128, seed=1, masking=MaskingConfig(), data=DataConfig()
+    )  # an epoch has each of them once
+    tokens, types, lengths, is_next = stream.samples(np.arange(stream.size))
+    rows = zip(tokens.tolist(), types.tolist(), lengths.tolist(), is_next.tolist(), strict=True)
+    assert sorted(found["samples"]) == sorted((row[:n], kinds[:n], follows) for row, kinds, n, follows in rows)
+    assert len(found["samples"]) > 10
+    assert any(1 in kinds for _, kinds, _ in found["samples"]) == (not options)
 
 
 def test_an_engine_that_carries_out_every_step_twice_gives_the_same_shards(
