@@ -7,6 +7,7 @@ import multiprocessing.connection
 import os
 import pickle
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from preprocessing.schema import ShardError
-from preprocessing.storage_errors import UnavailableError
+from preprocessing.storage_errors import UnavailableError, reason
 from trainer.balancing import deal
 from trainer.data import Batch, SampleStream
 from trainer.stopping import REQUESTS
@@ -77,6 +78,10 @@ class DamagedShardError(ShardError):
     """What a rank found wrong with a shard while it read. It will come again, unless a setting leaves it out."""
 
 
+class NoProcessError(RuntimeError):
+    """A rank's node lets no process be started that reads ahead. The message says what to do."""
+
+
 class StepReader(Iterator[list[Batch]]):
     """The steps [first, last) in order, prepared by ``workers`` processes (0: in this process, when asked for).
 
@@ -85,7 +90,11 @@ class StepReader(Iterator[list[Batch]]):
     """
 
     def __init__(self, steps: Steps, first: int, last: int, workers: int):
-        """Start the processes."""
+        """Start the processes.
+
+        Raises:
+            NoProcessError: they can't be started.
+        """
         loader: DataLoader[Any] = DataLoader(
             _Pickled(steps),
             sampler=range(first, last),
@@ -100,7 +109,16 @@ class StepReader(Iterator[list[Batch]]):
         self._steps = steps
         self._workers = workers
         self._left = last - first
-        self._loaded = _start(loader)
+        try:
+            if workers:
+                multiprocessing.Lock()  # as torch makes, whose iterator fails once more where it is half made
+            self._loaded = _start(loader)
+        except OSError as error:
+            raise NoProcessError(
+                f"{socket.gethostname()}: no process can be started that reads ahead ({reason(error)}); each takes a "
+                "little of /dev/shm, of the processes that are allowed (ulimit -u, a Pod's pids) and of open files "
+                "(ulimit -n): see by `python -m cluster.doctor`, or set data.workers=0"
+            ) from error
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
         self._ahead: Future[_Read] | None = None
 

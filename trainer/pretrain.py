@@ -39,7 +39,7 @@ from trainer.divergence import DivergedError
 from trainer.initial_model import initial_model
 from trainer.joining import NoDeviceError, RanksApartError, check_launcher, join_world
 from trainer.leases import RunInUseError, hold_run
-from trainer.loading import DamagedShardError, LoaderError
+from trainer.loading import DamagedShardError, LoaderError, NoProcessError
 from trainer.monitors import Monitors
 from trainer.non_finite import NonFiniteError
 from trainer.outcome import MISTAKE
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if first:
                 _tell(error)
             return 1
-        except (NoDeviceError, UnavailableError) as error:  # of this rank's node alone
+        except (NoDeviceError, NoProcessError, UnavailableError) as error:  # of this rank's node alone
             _tell(error)
             return 1
         except RanksApartError as error:  # maybe of a node that does not find the first rank

@@ -1,5 +1,6 @@
 """Reading ahead: a killed process or a damaged shard is one error that says so, at the step that needs it."""
 
+import gc
 import multiprocessing
 import multiprocessing.synchronize
 import os
@@ -19,7 +20,7 @@ from preprocessing.schema import ShardDirectory
 from tests.limits import too_many_open_files
 from tests.trainer.shard_factory import write_shards
 from trainer.data import DataConfig, SampleStream
-from trainer.loading import DamagedShardError, LoaderError, StepReader, Steps, _end, _start
+from trainer.loading import DamagedShardError, LoaderError, NoProcessError, StepReader, Steps, _end, _start
 from trainer.masking import MaskingConfig
 
 
@@ -68,6 +69,18 @@ def test_a_signal_to_all_processes_of_a_job_leaves_the_loader_to_its_trainer(sha
             os.kill(process.pid, number)
     assert len(list(loaded)) == 19
     assert set(multiprocessing.active_children()) <= set(others)
+
+
+def test_a_node_that_lets_no_process_be_started_is_told_in_one_line(shards, monkeypatch):
+    """And torch's iterator does not tell more when it is collected."""
+    told = r"^\S+: no process can be started that reads ahead \(Too many open files\); [^\n]*data\.workers=0$"
+    steps, more = steps_of(shards), list[object]()
+    monkeypatch.setattr("sys.unraisablehook", more.append)
+    with too_many_open_files(), pytest.raises(NoProcessError, match=told) as raised:
+        StepReader(steps, 0, 4, workers=1)
+    del raised
+    gc.collect()
+    assert not more
 
 
 class Told:
