@@ -1509,6 +1509,19 @@ def test_no_text_becomes_markup_and_nothing_is_fetched(browser: webdriver.Chrome
 
 
 @pytest.mark.browser
+def test_paper_has_all_columns_of_a_table(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    """A block that scrolls would be cut at the edge."""
+    (tmp_path / "page.html").write_text(page(markdown_table([["12, 1024, 16"] * 13] * 2), tmp_path, []), "utf-8")
+    browser.get((tmp_path / "page.html").as_uri())
+    table, found = browser.find_element(By.TAG_NAME, "table"), []
+    for medium in ("screen", "print"):
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": medium})
+        found.append((table.value_of_css_property("display"), table.value_of_css_property("overflow-x")))
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert found == [("block", "auto"), ("table", "visible")]
+
+
+@pytest.mark.browser
 def test_the_page_fits_the_window(browser: webdriver.Chrome, run: Path, tmp_path: Path) -> None:
     write_evaluation(run, 60, **INTRINSIC, rte=learned("accuracy", {}, accuracy=60.0))
     assert main([str(run), "--output", str(tmp_path / "output")]) == 0
