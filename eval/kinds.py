@@ -135,6 +135,7 @@ class Texts(Kind):
         labels: words of the classes.
         metrics: names of eval.metrics.LABEL_METRICS.
         long_text: which part of a text that is too long is read; of a pair it is always the beginnings.
+        names: of the classes in a model that is kept, where labels are numbers; no part of what it is made of.
     """
 
     files = (PREDICTIONS, _CONFUSION)
@@ -143,6 +144,7 @@ class Texts(Kind):
     labels: tuple[str, ...]
     metrics: tuple[str, ...] = ("accuracy",)
     long_text: LongText = "head"
+    names: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     @override

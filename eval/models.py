@@ -12,7 +12,7 @@ eval.run reads it like an export: its encoder may be learned on, as RTE from MNL
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +49,19 @@ def to_hugging_face(model: FineTunedBert, kind: Kind, config: BertConfig) -> tup
     output = "qa_outputs" if isinstance(model.head, SpanHead) else "classifier"
     head = {f"{output}.{n.removeprefix(_OUTPUT)}": tensor for n, tensor in state.items() if n.startswith(_OUTPUT)}
     assert kind.published_as is not None
-    rated = isinstance(kind, Texts) and not kind.labels  # by one output
-    settings = settings_of(config, kind.published_as) | _classes(["score"] if rated else kind.classes)
-    if isinstance(kind, Texts):
-        settings["problem_type"] = "regression" if rated else "single_label_classification"
+    settings = settings_of(config, kind.published_as) | _classes(kind)
     return settings, rename_weights(ours, config) | head
 
 
-def _classes(names: Sequence[str]) -> dict[str, Any]:
-    numbered = dict(enumerate(names))
-    return {"id2label": numbered, "label2id": {name: i for i, name in numbered.items()}} if names else {}
+def _classes(kind: Kind) -> dict[str, Any]:
+    """What config.json says of a head's outputs."""
+    names, told = kind.classes, dict[str, Any]()
+    if isinstance(kind, Texts):
+        names = kind.names or kind.labels or ["score"]  # one output, which rates
+        told["problem_type"] = "single_label_classification" if kind.labels else "regression"
+    if names:
+        told |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    return told
 
 
 def lock_of(folder: Path) -> Path:

@@ -82,12 +82,17 @@ class FineTuned:
         return {"train": self.train, **self.dev_splits, **self.test_splits}
 
 
-def _glue(name: str, dataset: str, best: str, dev: Mapping[str, str] | None = None, *also: str) -> FineTuned:
-    """Section 4.1: batches of 32, 3 epochs, the best of four learning rates; google-research/bert has 128 tokens."""
+def _glue(
+    name: str, dataset: str, best: str, dev: Mapping[str, str] | None = None, *also: str, names: tuple[str, ...] = ()
+) -> FineTuned:
+    """Section 4.1: batches of 32, 3 epochs, the best of four learning rates; google-research/bert has 128 tokens.
+
+    Names of classes whose labels are numbers are those of GLUE in Hugging Face's datasets.
+    """
     return FineTuned(
         name=name,
         version=1,
-        kind=Texts(GLUE[dataset].labels, GLUE_METRICS[dataset]),
+        kind=Texts(GLUE[dataset].labels, GLUE_METRICS[dataset], names=names),
         best=best,
         train=(dataset, "train"),
         dev={prefix: (part, "dev") for prefix, part in (dev or {"": dataset}).items()},
@@ -117,15 +122,15 @@ def _features(choice: str, first: int, last: int, combine: Combine = "concatenat
 
 
 _ROWS = (
-    _glue("cola", "CoLA", "matthews"),
-    _glue("sst2", "SST-2", "accuracy"),
-    _glue("mrpc", "MRPC", "f1"),
+    _glue("cola", "CoLA", "matthews", names=("unacceptable", "acceptable")),
+    _glue("sst2", "SST-2", "accuracy", names=("negative", "positive")),
+    _glue("mrpc", "MRPC", "f1", names=("not_equivalent", "equivalent")),
     _glue("stsb", "STS-B", "spearman"),
-    _glue("qqp", "QQP", "f1"),
+    _glue("qqp", "QQP", "f1", names=("not_duplicate", "duplicate")),
     _glue("mnli", "MNLI", "accuracy", {"": "MNLI", "mm": "MNLI-mm"}, "MNLI-mm", "AX"),
     _glue("qnli", "QNLI", "accuracy"),
     _glue("rte", "RTE", "accuracy"),
-    _glue("wnli", "WNLI", "accuracy"),
+    _glue("wnli", "WNLI", "accuracy", names=("not_entailment", "entailment")),
     # Section 4.2.
     _on("squad_v1", "SQuAD v1.1", Questions("v1.1"), "f1", version=2, learning_rates=(5e-5,), max_length=384),
     # Section 4.3.
@@ -177,7 +182,14 @@ _ROWS = (
         max_length=512,
     ),
     # NSMC has no published settings: one of the paper's.
-    _on("nsmc", "NSMC", Texts(KOREAN["NSMC"].labels), "accuracy", dev="test", learning_rates=(5e-5,)),
+    _on(
+        "nsmc",
+        "NSMC",
+        Texts(KOREAN["NSMC"].labels, names=("negative", "positive")),
+        "accuracy",
+        dev="test",
+        learning_rates=(5e-5,),
+    ),
     _on("kornli", "KorNLI", Texts(NLI_LABELS), "accuracy", test=(("KorNLI", "test"),)),
     _on("korsts", "KorSTS", Texts((), ("spearman", "pearson")), "spearman", test=(("KorSTS", "test"),)),
 )

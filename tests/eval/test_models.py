@@ -21,6 +21,7 @@ from eval.kinds import Choices, Kind, Questions, Tags, Texts
 from eval.models import origin_of, save_model, why_not_saved
 from eval.readers.examples import Answer, ChoiceExample, QuestionExample, TaggedSentence, TextExample
 from eval.tasks import TASKS
+from eval.tasks.finetuned import FineTuned
 from preprocessing.tokenization import load_tokenizer
 from tests.eval.conftest import CONFIG, random_state
 from trainer.hugging_face import load_export, save_export
@@ -81,14 +82,25 @@ def test_transformers_loads_it_whole_and_says_the_same(
         assert theirs.config.label2id == {label: i for i, label in theirs.config.id2label.items()}
 
 
-def test_a_pipeline_of_transformers_names_the_classes(shards: Path, tmp_path: Path) -> None:
-    kind = Texts(("billing", "delivery"))
+@pytest.mark.parametrize(
+    "kind", [Texts(("billing", "delivery")), Texts(("0", "1"), names=("billing", "delivery"))], ids=["words", "numbers"]
+)
+def test_a_pipeline_of_transformers_names_the_classes(kind: Texts, shards: Path, tmp_path: Path) -> None:
     save_export(tmp_path / "export", random_state(), CONFIG, shards / "tokenizer", {})
     checkpoint = open_checkpoint(tmp_path / "export")
     save_model(tmp_path / "model", kind.build(checkpoint.export, seed=1), kind, checkpoint, {}, {}, {})
     pipeline = transformers.pipeline("text-classification", str(tmp_path / "model"), device="cpu")
     texts = ["word1 word2", "word1 " * 500]
-    assert {found["label"] for found in pipeline(texts, truncation=True)} <= set(kind.labels)
+    assert {found["label"] for found in pipeline(texts, truncation=True)} <= {"billing", "delivery"}
+
+
+def test_classes_that_files_have_as_numbers_have_names_and_results_are_of_the_same_task() -> None:
+    kinds = {name: task.kind for name, task in TASKS.items() if isinstance(task, FineTuned)}
+    numbered = {name: kind for name, kind in kinds.items() if isinstance(kind, Texts) and kind.labels[:1] == ("0",)}
+    assert numbered.keys() == {"cola", "sst2", "mrpc", "qqp", "wnli", "nsmc"}
+    for kind in numbered.values():
+        assert len(set(kind.names)) == len(kind.labels)
+        assert repr(kind) == repr(dataclasses.replace(kind, names=()))
 
 
 def test_a_pipeline_of_transformers_takes_pairs_to_a_model_of_one_type(shards: Path, tmp_path: Path) -> None:
