@@ -32,6 +32,8 @@ LOG_TAIL = 4000  # bytes of Beam's noise that are shown when a job fails
 SECONDS = 10.0  # for Beam to find out by itself that a worker has died
 _FAILING = frozenset({errno.EIO, errno.ESTALE, errno.EROFS, errno.ENODEV, errno.ENXIO})  # of files, and of nothing else
 _THREAD = "run_worker"  # Beam's name of the one that waits for a worker's end
+_NO_THREAD = "can't start new thread"  # Python's words where a limit is reached
+_THREADS = "threads (ulimit -u, or a container's limit of pids, must admit some 40 for each worker)"
 
 
 def run_pipeline(job: Job, beam_options: Sequence[str], build: Callable[[beam.Pipeline], None]) -> None:
@@ -87,8 +89,13 @@ def _told(job: Job, error: Exception, why_a_worker_died: Callable[[], str | None
     # For a worker could not leave it where nothing can be written.
     if number := _number(error, _FAILING) or _number_at(job.output, error):
         return JobFailedError(UNAVAILABLE.format(job.output, os.strerror(number)))
-    died = why_a_worker_died()
-    return JobFailedError(died) if died else None
+    if died := why_a_worker_died():
+        return JobFailedError(died)
+    if _NO_THREAD in str(error):
+        return JobFailedError(
+            f"no thread can be started, for lack of {_THREADS} or memory; the same command goes on with this job"
+        )
+    return None
 
 
 def _number(error: BaseException, known: Collection[int]) -> int | None:
@@ -170,8 +177,9 @@ def _deaths_noticed(terminal: int) -> Iterator[Callable[[], str | None]]:
         if told.thread is None or told.thread.name != _THREAD:
             before(told)
             return
+        lacked = "memory" if str(told.exc_value).endswith("-9") else f"memory or {_THREADS}"
         deaths.append(
-            f"a worker process has died ({told.exc_value}), for lack of memory perhaps; "
+            f"a worker process has died ({told.exc_value}), for lack of {lacked} perhaps; "
             "the same command goes on with this job"
         )
         if len(deaths) == 1:  # one tells for all

@@ -271,6 +271,20 @@ def test_a_mistake_of_the_users_leaves_nothing_and_a_dead_worker_what_was_done(j
     assert not made.exists()
 
 
+def test_a_limit_of_threads_is_named_whoever_meets_it(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker, or this process, which has some threads for each of them."""
+    Ends(monkeypatch)
+
+    def build(_pipeline: beam.Pipeline) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(JobFailedError, match=r"^no thread can be started, for lack of threads \(ulimit -u, .* pids, "):
+        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+    with runner._deaths_noticed(2) as why:
+        run_thread("run_worker", "Worker subprocess exited with return code 134")
+        assert "return code 134), for lack of memory or threads (ulimit -u, " in (why() or "")
+
+
 def test_what_nothing_explains_is_left_to_its_traceback(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     def build(_pipeline: beam.Pipeline) -> NoReturn:
         os.write(2, b"noise")
@@ -311,9 +325,9 @@ class Ends:
         self.happened.set()
 
 
-def run_thread(name: str) -> None:
+def run_thread(name: str, told: str = "exited with return code -9") -> None:
     def fail() -> None:
-        raise RuntimeError("exited with return code -9")
+        raise RuntimeError(told)
 
     thread = threading.Thread(target=fail, name=name)
     thread.start()
