@@ -250,7 +250,8 @@ def _limit(value: int, unit: int, name: str) -> str:
 
 
 def check_shared_memory() -> Finding:
-    """Where loader workers and NCCL hand things over within a node."""
+    """Where NCCL hands things over within a node; loader workers have no more than their locks there."""
+    wrong, low = (128 * 2**20, 2**30) if torch.cuda.is_available() else (2**20, 2**20)
     try:
         space = shutil.disk_usage(_SHARED_MEMORY)
     except OSError as error:
@@ -258,9 +259,9 @@ def check_shared_memory() -> Finding:
     return judge(
         "shared memory",
         f"{space.free / 2**30:.2f} of {space.total / 2**30:.2f} GiB free in {_SHARED_MEMORY}",
-        "Loader workers and NCCL need it: docker --shm-size=8g; in Kubernetes an emptyDir of medium Memory there.",
-        wrong=space.free < 128 * 2**20,
-        warning=space.free < 2**30,
+        "NCCL and loader workers need it: docker --shm-size=8g; in Kubernetes an emptyDir of medium Memory there.",
+        wrong=space.free < wrong,
+        warning=space.free < low,
     )
 
 

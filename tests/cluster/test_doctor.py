@@ -166,8 +166,13 @@ def test_adapters_without_their_library_are_wrong(tmp_path, monkeypatch, adapter
         assert "libibverbs1" in found[0].advice
 
 
-@pytest.mark.parametrize(("free", "state"), [(100 << 20, "wrong"), (500 << 20, "warning"), (2 << 30, "ok")])
-def test_shared_memory_that_is_left(monkeypatch, free, state):
+@pytest.mark.parametrize(
+    ("has_gpus", "free", "state"),
+    [(True, 100 << 20, "wrong"), (True, 500 << 20, "warning"), (True, 2 << 30, "ok"),
+     (False, 64 << 20, "ok"), (False, 1 << 19, "wrong")],  # 64 MiB is all that containers have by themselves
+)  # fmt: skip
+def test_shared_memory_that_is_left(monkeypatch, has_gpus, free, state):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpus)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free, total=4 << 30))
     found = check_shared_memory()
     assert (found.state, found.found) == (state, f"{free / (1 << 30):.2f} of 4.00 GiB free in /dev/shm")
