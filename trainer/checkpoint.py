@@ -5,6 +5,7 @@ A checkpoint is written beside its final name and renamed when every rank has fi
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import logging
@@ -150,11 +151,17 @@ def _take_checksum(values: dict[str, Any]) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder; to others it is whole or not there, also where this is cut short."""
+    """Delete a folder; to others it is whole or not there, also where this is cut short.
+
+    Raises:
+        OSError: it can't be renamed; or not all of it be deleted, as files of a user who shares the run by a group.
+    """
     hidden = path.with_name(f".{path.name}.removed")
     discard(hidden)
     path.rename(hidden)
     discard(hidden)
+    if exists(hidden):
+        raise OSError(errno.ENOTEMPTY, f"its files lie in {hidden.name} now; delete them by who owns them")
 
 
 def keep_newest(

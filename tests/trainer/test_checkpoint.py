@@ -337,6 +337,24 @@ def test_what_can_not_be_deleted_takes_nothing_from_the_new_checkpoint(run, monk
     assert caplog.messages == [f"{run.checkpoint(4)}: can't be deleted (No such file or directory)"]
 
 
+def test_what_of_a_deleted_checkpoint_takes_room_still_is_told_once(run, monkeypatch, caplog):
+    """As files of another user do who shares the run by a group: its folder may be renamed, and not be emptied."""
+    for step in (4, 8):
+        commit(run, step)
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr("os.unlink", refuse)
+    for step in (12, 16):
+        commit(run, step, keep=2)
+    left = [(run.checkpoint(step), f".step-{step:06}.removed") for step in (4, 8)]
+    assert caplog.messages == [
+        f"{path}: can't be deleted (its files lie in {name} now; delete them by who owns them)" for path, name in left
+    ]
+    assert all((run.checkpoints / name / "weights").is_file() for _, name in left)
+
+
 def test_of_a_checkpoint_that_lies_elsewhere_the_link_goes_and_is_in_the_way_of_none(run, tmp_path):
     """A run that was set back comes to its step again."""
     (tmp_path / "disk").mkdir()
