@@ -19,6 +19,7 @@ from trainer.philox import derive_key, derive_seed, permute
 from trainer.schedule import ScheduleConfig, learning_rate
 
 Precision = Literal["float32", "bf16"]
+Optimizer = Literal["bert_adam", "adamw"]  # of trainer.optim
 _INTERVAL = 60.0  # seconds between two looks at losses within an epoch, for which a GPU is waited for
 
 
@@ -54,7 +55,7 @@ class Settings:
         max_tokens: that are computed at once.
     """
 
-    optimizer: Literal["bert_adam", "adamw"] = "bert_adam"
+    optimizer: Optimizer = "bert_adam"
     weight_decay: float = 0.01
     warmup: float = 0.1
     decay_from: Literal["start", "warmup"] = "start"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 
 from eval.encoding import LongText
 from eval.evaluated import EVALUATIONS
-from eval.finetune import Precision, Settings
+from eval.finetune import Optimizer, Precision, Settings
 from eval.inputs import FEWEST
 from eval.kinds import Texts
 from eval.results import MODELS, RESULTS
@@ -207,7 +207,7 @@ def _add_learning(group: argparse._ArgumentGroup) -> None:
         help="which part of a text that is too long is read, of tasks of texts",
     )
     group.add_argument(
-        "--optimizer", choices=("bert_adam", "adamw"), default="bert_adam", help="(default: %(default)s, the paper's)"
+        "--optimizer", choices=get_args(Optimizer), default="bert_adam", help="(default: %(default)s, the paper's)"
     )
     group.add_argument("--precision", choices=get_args(Precision), default="float32", help="(default: %(default)s)")
     group.add_argument(

@@ -7,11 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import get_args
 
 from preprocessing.beam_options import check_beam_options
 from preprocessing.command_line import OneLineParser, number, whole_number
 from preprocessing.encoder import Engine
 from preprocessing.fingerprints import RepeatRule
+from preprocessing.nsp import Negatives
 from preprocessing.schema import MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LENGTH
 from preprocessing.shards import PairOptions
 from preprocessing.shared_options import (
@@ -226,7 +228,7 @@ def _add_tokens(parser: argparse.ArgumentParser) -> None:
     )
     tokens.add_argument(
         "--encoder",
-        choices=["auto", "nanotoken", "words"],
+        choices=get_args(Engine),
         default="auto",
         help="what makes the ids: nanotoken, or words and their ids remembered; both give the ids of `tokenizers`, "
         "which is checked (default: nanotoken where it is installed)",
@@ -294,7 +296,7 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
     )
     pairs.add_argument(
         "--negatives",
-        choices=["uniform", "by-sentence"],
+        choices=get_args(Negatives),
         help="draw the document of a random next sentence with equal chances, as BERT did, "
         "or by its number of sentences (default: uniform)",
     )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from itertools import chain, islice
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def test_a_number_below_a_bound_is_that_of_the_whole_product() -> None:
     assert drawn.tolist() == [next(draws_from(key, 0)) * bound >> 64 for key in keys]
 
 
-@pytest.mark.parametrize("negatives", ["uniform", "by-sentence"])
+@pytest.mark.parametrize("negatives", get_args(Negatives))
 @pytest.mark.parametrize(("max_tokens", "short"), [(125, 0.1), (5, 0.0), (509, 0.9)])
 def test_lanes_draw_what_each_pass_draws_alone(
     negatives: Negatives, max_tokens: int, short: float, monkeypatch: pytest.MonkeyPatch
@@ -64,7 +65,7 @@ def test_lanes_draw_what_each_pass_draws_alone(
             assert pairs.reshape(-1).tolist() == alone(row, sentences, rule, random_draws(*name))
 
 
-@pytest.mark.parametrize("negatives", ["uniform", "by-sentence"])
+@pytest.mark.parametrize("negatives", get_args(Negatives))
 @pytest.mark.parametrize("few", [1, 1000])
 def test_two_documents_are_enough(few: int, negatives: Negatives, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nsp_lanes, "FEW", few)
