@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import logging
@@ -28,9 +29,9 @@ from trainer.sharded_state import StateError, StateReader, check_count, stored_c
 _log = logging.getLogger("pretrain")
 
 _COPY = "; copy it again, or take another checkpoint"  # of what is damaged or missing
-# What a recipe's model must have in common with the weights, for else they are another one's.
-_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
-          "is_decoder", "pre_layer_norm", "max_position_embeddings", "type_vocab_size", "layer_norm_eps")  # fmt: skip
+# All else of a recipe's model is what the weights' model has, for else they are another one's.
+_FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "pad_token_id",
+         "activation_checkpointing")  # fmt: skip
 
 
 def initial_model(init_from: Path | None, run: RunDirectory) -> BertConfig | None:
@@ -116,7 +117,8 @@ class Given(ABC):
 
     def check_sizes(self, model: BertConfig, recipe: Recipe) -> None:
         """See that a recipe's model is the one that the weights are of, but for dropout."""
-        values = {name: (getattr(model, name), getattr(recipe.model, name)) for name in _SIZES}
+        names = [each.name for each in dataclasses.fields(BertConfig) if each.name not in _FREE]
+        values = {name: (getattr(model, name), getattr(recipe.model, name)) for name in names}
         if differing := {name: (found, wanted) for name, (found, wanted) in values.items() if found != wanted}:
             told = "; ".join(f"{name} {found}, the recipe {wanted}" for name, (found, wanted) in differing.items())
             settings = [f"model.{name}={json.dumps(found)}" for name, (found, _) in differing.items()]  # as TOML has it
