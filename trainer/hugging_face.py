@@ -73,6 +73,7 @@ _TIED = {  # copies that some writers store
 }
 _POSITIONS = "bert.embeddings.position_ids"  # 0, 1, 2, ..., which some writers store
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# Not in config.json. What weights of another meaning need is a model type of their own, which transformers has too.
 _OURS_ALONE = ("pre_layer_norm", "activation_checkpointing")
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 # Settings that change what the weights mean, each with the only value that they mean the same with.

@@ -104,6 +104,11 @@ class TestConversion:
             third = state["bert.layers.1.attention.qkv.weight"][24 * i : 24 * (i + 1)]
             assert torch.equal(theirs[f"bert.encoder.layer.1.attention.self.{part}.weight"], third)
 
+    def test_every_setting_of_a_model_is_one_of_transformers_or_not_exported(self):
+        """It would pass over any other, and compute another model without a word."""
+        ours = {field.name for field in dataclasses.fields(BertConfig)}
+        assert ours - transformers.BertConfig().to_dict().keys() == {*hugging_face._OURS_ALONE}
+
     def test_training_options_of_ours_are_not_exported(self):
         config = dataclasses.replace(CONFIG, activation_checkpointing=True)
         settings, theirs = to_hugging_face(random_state(), config)
