@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from cluster.k8s.launch import launch as launch_on_kubernetes
 from cluster.local.launch import launch as launch_here
@@ -23,6 +25,13 @@ from preprocessing.command_line import OneLineParser, parse_path
 from preprocessing.storage_errors import UnavailableError, exit_code
 from preprocessing.terminal import tell_error
 from trainer.settings import ConfigError
+
+# What starts jobs there: of the programs, by the place's section of the settings, through job files in a folder.
+_PLACES: dict[str, Callable[[Sequence[Program], Any, Path, bool], None]] = {
+    "slurm": launch_on_slurm,
+    "kubernetes": launch_on_kubernetes,
+    "local": launch_here,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,13 +76,7 @@ def start(programs: Sequence[Program], settings: ClusterSettings, place: str, dr
     Raises:
         ConfigError: it can't run them.
     """
-    folder = folder_of(programs)
-    if place == "slurm":
-        launch_on_slurm(programs, settings.slurm, folder, dry_run)
-    elif place == "kubernetes":
-        launch_on_kubernetes(programs, settings.kubernetes, folder, dry_run)
-    else:
-        launch_here(programs, settings.local, folder, dry_run)
+    _PLACES[place](programs, getattr(settings, place), folder_of(programs), dry_run)
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -83,7 +86,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         description="Start a job on a cluster. What follows -- is what the program takes on its own command line.",
     )
     parser.add_argument("job", choices=[*NAMES, "all"], help="a program, or all three, each after the one before")
-    parser.add_argument("--on", choices=["slurm", "kubernetes", "local"], required=True, help="where it runs")
+    parser.add_argument("--on", choices=[*_PLACES], required=True, help="where it runs")
     parser.add_argument("--settings", type=parse_path, metavar="TOML", help="of the cluster; see docs/cluster.md")
     parser.add_argument("--dry-run", action="store_true", help="check and write the job files, but submit nothing")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that replace the file's")
