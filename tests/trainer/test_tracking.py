@@ -16,6 +16,7 @@ import time
 import tracemalloc
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -50,7 +51,7 @@ from trainer.tracking import (
 from trainer.tracking import store as store_module
 from trainer.tracking import tracker as tracker_module
 from trainer.tracking.__main__ import main
-from trainer.tracking.store import database_of, first_line, one_writer, read_cursor, write_cursor
+from trainer.tracking.store import Cursor, database_of, first_line, one_writer, read_cursor, write_cursor
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -157,6 +158,44 @@ def test_a_run_that_is_renamed_goes_on_in_its_own(run: RunDirectory, store: str)
     assert_complete(renamed, store, only_run(store).info.run_id)
 
 
+def test_a_server_that_a_run_from_elsewhere_names_gets_nothing_until_it_is_named_here(
+    run: RunDirectory,
+    store: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Others may have written it, and it would get the password of this user's own server, and any file of theirs."""
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
+    heard: list[str | None] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(self.headers["Authorization"])
+            self.send_error(404)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever).start()
+        uri = f"http://127.0.0.1:{server.server_port}"
+        for run_id in ("", "0" * 32):
+            write_cursor(run, Cursor(uri, "tests", run_id, {}, directory="/home/other/demo"))
+            assert main(["sync", str(run.path)]) == 2
+            told = f"{run.tracking} names the server {uri}, but has come from elsewhere; set MLFLOW_TRACKING_URI to it"
+            assert told in capsys.readouterr().err
+            assert evaluation_store([run.path], run.path).tracking_uri == store
+            assert told in caplog.messages[-1]
+        assert not heard
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{uri}/")
+        main(["sync", str(run.path)])
+        server.shutdown()
+    assert heard[0] == "Bearer secret"
+
+
 def test_a_run_whose_store_has_moved_with_it_is_told_how_to_go_on(
     run: RunDirectory, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,7 +298,7 @@ def test_a_store_whose_library_is_lacking_is_told_with_what_to_do_and_no_more(
 def test_no_message_has_the_credentials_of_a_store(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cursor = {"experiment": "tests", "run_id": "0" * 32, "steps": {}, "described": True}
+    cursor = {"experiment": "tests", "run_id": "0" * 32, "steps": {}, "described": True, "directory": str(run.path)}
     run.tracking.write_text(json.dumps(cursor | {"tracking_uri": "http://me:secret@127.0.0.1:1"}))
     assert main(["sync", str(run.path)]) == 1
     monkeypatch.setattr(runs, "is_lost", lambda *_: True)
@@ -1107,7 +1146,7 @@ def test_the_same_evaluation_again_is_a_child_of_the_run_in_the_place_of_one_tha
 def test_a_server_that_is_away_gets_evaluations_later(
     run: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cursor = {"tracking_uri": NOBODY, "experiment": "tests", "run_id": "0" * 32, "steps": {}}
+    cursor = CURSOR | {"directory": str(run.path)}
     run.tracking.write_text(json.dumps(cursor))
     run.set_outcome("done")
     where = evaluation_store([run.path], tmp_path)
@@ -1442,7 +1481,7 @@ def test_a_server_takes_evaluations_at_once_while_a_run_trains(
 ) -> None:
     """It has many writers, as SQLite has not."""
     monkeypatch.setattr("trainer.tracking.evaluations.is_lost", lambda *_: False)
-    cursor = {"tracking_uri": NOBODY, "experiment": "tests", "run_id": "0" * 32, "steps": {}}
+    cursor = CURSOR | {"directory": str(run.path)}
     run.tracking.write_text(json.dumps(cursor))
     assert evaluation_store([run.path], tmp_path) == Store(NOBODY, "tests", "0" * 32, run.pending_evaluations)
 

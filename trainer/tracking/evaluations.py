@@ -26,7 +26,9 @@ from trainer.files import write_atomically
 from trainer.run_directory import RunDirectory
 from trainer.tracking.store import (
     Cursor,
+    LostRunError,
     Whole,
+    check_store,
     database_of,
     default_tracking_uri,
     experiment_id,
@@ -112,13 +114,18 @@ def evaluation_store(runs: Iterable[Path], output: Path) -> Store:
 
 
 def _store_of(run: RunDirectory) -> Store | None:
-    """Where a training run is tracked; None where it is not, or where its store has lost it."""
+    """Where a training run is tracked; None where it is not, its store has lost it, or check_store refuses that."""
     if not is_file(run.tracking):
         return None
     try:
         cursor = read_cursor(run)
     except ValueError as error:
         _log.warning("%s is damaged: %s", run.tracking, first_line(error))
+        return None
+    try:
+        check_store(run, cursor)
+    except LostRunError as error:
+        _log.warning("%s; its evaluations get runs of their own", error)
         return None
     tell_of_another_store(run, cursor)
     store = Store(cursor.tracking_uri, cursor.experiment, cursor.run_id or None, run.pending_evaluations)

@@ -31,6 +31,7 @@ from trainer.tracking.store import (
     Cursor,
     LostRunError,
     Whole,
+    check_store,
     chosen_tracking_uri,
     default_tracking_uri,
     experiment_id,
@@ -38,6 +39,7 @@ from trainer.tracking.store import (
     is_lost,
     is_refusal,
     one_writer,
+    place_of,
     read_cursor,
     tell_of_another_store,
     write_cursor,
@@ -68,7 +70,8 @@ def sync(run: RunDirectory, status: Status | None = None) -> str:
         The id of the MLflow run.
 
     Raises:
-        LostRunError: the run was deleted there, or the file that names it is damaged. Trying again is in vain.
+        LostRunError: the run was deleted there, or the file that names it is damaged or not from here. Trying again is
+            in vain.
         RefusedError: the store is there, and does not take a line of metrics.
         WaitingError: an evaluation goes on waiting; everything else is there.
     """
@@ -136,7 +139,7 @@ def _close(run: RunDirectory, cursor: Cursor, client: MlflowClient, status: Stat
 def prepare(run: RunDirectory, experiment: str) -> None:
     """Write down where this run is tracked, until MLflow is reached for the first time."""
     if not exists(run.tracking):
-        write_cursor(run, Cursor(default_tracking_uri(run.path), experiment, "", {}, directory=_place(run)))
+        write_cursor(run, Cursor(default_tracking_uri(run.path), experiment, "", {}, directory=place_of(run)))
         return
     with contextlib.suppress(ValueError):  # damaged, as is told when it is used
         cursor = read_cursor(run)
@@ -157,7 +160,7 @@ def _destination(run: RunDirectory) -> Cursor:
     """The cursor of a run; of a copy of another one, which is still there, that of a run of its own.
 
     Raises:
-        LostRunError: it is damaged.
+        LostRunError: it is damaged, or see check_store.
     """
     try:
         cursor = read_cursor(run)
@@ -165,21 +168,18 @@ def _destination(run: RunDirectory) -> Cursor:
         raise LostRunError(
             f"{run.tracking} is damaged ({first_line(error)}); delete it to have everything carried over to a new run"
         ) from error
+    check_store(run, cursor)
     if cursor.run_id and _is_of_another(cursor, run):
         _log.info("MLflow: a copy of %s, which has a run there; this one begins another", cursor.directory)
-        cursor = Cursor(cursor.tracking_uri, cursor.experiment, "", {}, directory=_place(run))
+        cursor = Cursor(cursor.tracking_uri, cursor.experiment, "", {}, directory=place_of(run))
         write_cursor(run, cursor)
-    if not cursor.run_id and cursor.directory != _place(run):
+    if not cursor.run_id and cursor.directory != place_of(run):
         cursor.key = ""  # it may be a copy's
-    cursor.directory = _place(run)
+    cursor.directory = place_of(run)
     if not cursor.run_id:
         # Nothing lies anywhere yet, so another store may be chosen, such as a server for a run without network.
         cursor.tracking_uri = chosen_tracking_uri() or cursor.tracking_uri
     return cursor
-
-
-def _place(run: RunDirectory) -> str:
-    return str(run.path.resolve())
 
 
 def _is_of_another(cursor: Cursor, run: RunDirectory) -> bool:
@@ -246,7 +246,7 @@ def _tags(run: RunDirectory) -> list[RunTag]:
     code = json.loads(run.code.read_text(encoding="utf-8"))
     return [
         *(RunTag(f"initial_weights_{key}", value) for key, value in (run.read_initial_weights() or {}).items()),
-        RunTag("run_directory", _place(run)),
+        RunTag("run_directory", place_of(run)),
         RunTag("code_version", str(code["version"])),
         RunTag("code_commit", str(code["commit"])),
         RunTag("code_modified", str(code["modified"])),

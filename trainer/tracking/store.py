@@ -133,6 +133,28 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
     return str(client.create_experiment(name, artifact_location=location, tags=_KIND))
 
 
+def place_of(run: RunDirectory) -> str:
+    """Where a run directory lies, as its cursor has it."""
+    return str(run.path.resolve())
+
+
+def check_store(run: RunDirectory, cursor: Cursor) -> None:
+    """See that a server that a run directory names was named here: it gets files, and this user's credentials.
+
+    Raises:
+        LostRunError: the directory has come from elsewhere, maybe from others, and MLFLOW_TRACKING_URI names no such.
+    """
+    chosen = chosen_tracking_uri()
+    uri = cursor.tracking_uri if cursor.run_id else chosen or cursor.tracking_uri
+    is_local = uri.startswith(("sqlite:", "file:", "/"))
+    if is_local or cursor.directory == place_of(run) or uri.rstrip("/") == (chosen or "").rstrip("/"):
+        return
+    raise LostRunError(
+        f"{run.tracking} names the server {without_credentials(cursor.tracking_uri)}, but has come from elsewhere; "
+        "set MLFLOW_TRACKING_URI to it if it is yours, or delete the file"
+    )
+
+
 def database_of(tracking_uri: str) -> Path | None:
     """The file of an SQLite store; None for another kind."""
     path = tracking_uri.removeprefix("sqlite:///")
