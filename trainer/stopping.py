@@ -17,7 +17,8 @@ import psutil
 
 from preprocessing.terminal import tell
 
-REQUESTS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # to stop
+REQUESTS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # to stop
+_OF_A_TERMINAL = (signal.SIGINT, signal.SIGHUP)  # which what doesn't belong to it any more ignores
 _ONE_KEY = 1.0  # seconds in which a rank may hear one Ctrl-C twice: from the terminal and from torchrun
 _LAUNCHERS = {"deepspeed", "deepspeed.launcher.launch", "torchrun", "torch.distributed.run"}
 
@@ -25,9 +26,10 @@ _LAUNCHERS = {"deepspeed", "deepspeed.launcher.launch", "torchrun", "torch.distr
 class StopRequests:
     """Whether this process was asked to end. The ranks agree on it before every step.
 
-    It is by SIGTERM, SIGUSR1 or Ctrl-C, and by the end of its launcher: `deepspeed` passes no signal on, and a launcher
-    that is killed can't. Ranks that trained on without one would be in the way of the next start. Before there is
-    anything to save, and where it comes again, Ctrl-C ends the process there and then.
+    It is by SIGTERM, SIGUSR1, Ctrl-C, or SIGHUP, as where a connection by ssh is lost; and by the end of its launcher:
+    `deepspeed` passes no signal on, and a launcher that is killed can't. Ranks that trained on without one would be in
+    the way of the next start. Before there is anything to save, and where it comes again, Ctrl-C ends the process there
+    and then.
     """
 
     def __init__(self) -> None:
@@ -40,8 +42,8 @@ class StopRequests:
         signal.set_wakeup_fd(hears, warn_on_full_buffer=False)
         threading.Thread(target=self._count_interrupts, args=(signals,), name="interrupts", daemon=True).start()
         for number in REQUESTS:
-            if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:  # as for what a script has put
-                signal.signal(number, self._receive)  # in the background
+            if number not in _OF_A_TERMINAL or signal.getsignal(number) != signal.SIG_IGN:  # as for what a script has
+                signal.signal(number, self._receive)  # put in the background, or nohup has started
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])  # a launcher may have held back what came earlier
 
     @property

@@ -59,7 +59,7 @@ def test_a_killed_process_ends_the_reading_when_its_step_is_due_and_not_before(s
         list(loaded)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_to_all_processes_of_a_job_leaves_the_loader_to_its_trainer(shards, number):
     others = multiprocessing.active_children()  # of other tests
     loaded = StepReader(steps_of(shards), 0, 20, workers=2)
@@ -95,7 +95,7 @@ def test_requests_to_stop_wait_for_the_start_of_the_processes_and_no_longer(shar
     """Before they ignore them these would end the processes; held back for good, the trainer would never hear them."""
     before, loader = signal.pthread_sigmask(signal.SIG_BLOCK, ()), Told()
     _start(loader)
-    assert loader.held_back == before | {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
+    assert loader.held_back == before | {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
     reader = StepReader(steps_of(shards), 0, 4, workers=1)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     reader.close()

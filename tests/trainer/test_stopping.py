@@ -23,8 +23,12 @@ while not stop.received and time.monotonic() < until:
 print("stopped" if stop.received else "went on", flush=True)
 """
 
-# Not so in what a shell's script has put in the background, as tests may be.
-HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+# Not so in what a shell's script has put in the background, or nohup has started, as tests may be.
+HEARS_ITS_TERMINAL = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
 
 # For a minute in the midst of C code, in which Python runs no handler.
 STUCK_IN_C = """
@@ -53,7 +57,7 @@ def chain(*names, program=RANK):
 def stuck(program):
     """A rank that is in the midst of C code, and has pipes for all it says."""
     rank = subprocess.Popen(
-        [sys.executable, "-c", HEARS_CTRL_C + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", HEARS_ITS_TERMINAL + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert rank.stdout.readline() == "ready\n"
     return rank
@@ -64,9 +68,9 @@ def below(process):
     return int(children.stdout)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP])
 def test_a_signal(number):
-    rank = chain(program=HEARS_CTRL_C + RANK)
+    rank = chain(program=HEARS_ITS_TERMINAL + RANK)
     time.sleep(0.1)
     assert rank.poll() is None
     rank.send_signal(number)
@@ -109,16 +113,18 @@ def test_a_second_ctrl_c_ends_a_rank_whose_log_nobody_reads():
 
 def test_ctrl_c_before_the_first_step_ends_a_rank_there_and_then():
     """It may be copying shards for an hour, and has nothing to save."""
-    rank = chain(program=HEARS_CTRL_C + STUCK_IN_C.replace("stop.wait_for_the_step()", ""))
+    rank = chain(program=HEARS_ITS_TERMINAL + STUCK_IN_C.replace("stop.wait_for_the_step()", ""))
     rank.send_signal(signal.SIGINT)
     assert rank.wait(10) == 130
     assert rank.stdout.read() == ""
 
 
-def test_ctrl_c_is_not_for_what_is_in_the_background():
-    ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_a_terminal_sends_is_not_for_what_is_in_the_background(number):
+    """As a script has put it there, or nohup."""
+    ignoring = f"import signal; signal.signal({number:d}, signal.SIG_IGN)\n"
     rank = chain(program=ignoring + RANK.replace("+ 20", "+ 0.5"))
-    rank.send_signal(signal.SIGINT)
+    rank.send_signal(number)
     assert rank.communicate()[0] == "went on\n"
 
 
