@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from sqlalchemy.exc import OperationalError
 
 from preprocessing.locks import wait_and_lock
 from tests.conftest import ROOT
+from tests.eval.processes import assert_interrupted
 from tests.failing import fail_at, fail_on
 from tests.limits import room_for
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
@@ -699,6 +701,20 @@ def test_a_process_ends_though_its_tracker_waits_for_a_server_that_says_nothing(
         command = [sys.executable, "-c", program, str(run.path)]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, "MLflow has not received everything" in done.stderr) == (0, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sync_is_interrupted_with_a_line(run: RunDirectory, number: signal.Signals) -> None:
+    """One of a million steps takes an hour, in which somebody may think better of it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trainer.tracking", "sync", str(run.path)],
+            cwd=ROOT, env={**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600"},
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        with server.accept()[0]:  # which it waits for to answer
+            assert_interrupted(process, number, "trainer.tracking: interrupted; the same command goes on")
 
 
 def test_a_server_that_says_nothing_stalls_nothing(

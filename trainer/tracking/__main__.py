@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Sequence
 
 from preprocessing.command_line import OneLineParser, parse_path
+from preprocessing.interruption import end_when_interrupted
 from preprocessing.storage_errors import exit_code, is_passing, unavailable
 from preprocessing.terminal import in_line, show, tell_error
 from trainer.credentials import without_credentials
@@ -78,4 +79,5 @@ def _steps(run: RunDirectory) -> int:
 
 
 if __name__ == "__main__":
+    end_when_interrupted("trainer.tracking: interrupted; the same command goes on")
     sys.exit(main())
