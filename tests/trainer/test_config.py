@@ -95,6 +95,8 @@ def test_a_day_s_budget():
     assert (phase.sequence_length, phase.steps, phase.global_batch_size) == (128, 23_000, 4096)
     assert (schedule.peak, schedule.power) == (1e-3, 1.0)
     assert schedule.warmup_steps / phase.steps == pytest.approx(0.06)
+    # Their pretraining/schedules.py, LinearCurve: the decay begins at the peak.
+    assert [recipe.learning_rate(step) for step in (690, 1380, 12_190)] == pytest.approx([5e-4, 1e-3, 5e-4])
 
 
 def test_the_tasks_of_table_5():
