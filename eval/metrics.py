@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+import numpy as np
 import pydantic
 import scipy.stats
 import seqeval.scheme
@@ -80,26 +81,29 @@ GLUE_METRICS = {
 }
 
 
-def score_labels(metrics: Sequence[str], labels: Sequence[float], predictions: Sequence[float]) -> Scores:
+def score_labels(
+    metrics: Sequence[str], labels: Sequence[float] | np.ndarray, predictions: Sequence[float] | np.ndarray
+) -> Scores:
     """Several metrics of the same predictions.
 
     Args:
         metrics: keys of LABEL_METRICS.
-        labels: indices of classes, or figures, one at least.
+        labels: indices of classes, or figures, one at least, [N]: a list, or an array as transformers' Trainer gives.
         predictions: as many of the same kind.
 
     Raises:
         UsageError: there are none, they are not of one length, or a figure is not finite or too large to be squared.
     """
-    if len(labels) != len(predictions) or not labels:
-        raise UsageError(f"{len(labels)} labels and {len(predictions)} predictions: give as many, and one at least")
-    if not all(map(math.isfinite, predictions)):
+    gold, found = (np.asarray(values).tolist() for values in (labels, predictions))
+    if len(gold) != len(found) or not gold:
+        raise UsageError(f"{len(gold)} labels and {len(found)} predictions: give as many, and one at least")
+    if not all(map(math.isfinite, found)):
         raise UsageError("a prediction is not a finite number; train again with a lower learning rate")
-    if max(map(abs, (*labels, *predictions))) > _LARGEST:
+    if max(map(abs, (*gold, *found))) > _LARGEST:
         raise UsageError(
             f"a label or prediction is beyond {_LARGEST:g}, too large to be correlated; bring all to another scale"
         )
-    return {metric: 100.0 * float(LABEL_METRICS[metric](labels, predictions)) for metric in metrics}
+    return {metric: 100.0 * float(LABEL_METRICS[metric](gold, found)) for metric in metrics}
 
 
 def half_width(share: float, count: int) -> float:

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torchmetrics.functional.text import squad as torchmetrics_squad
 
+from eval.errors import UsageError
 from eval.metrics import (
     GLUE_METRICS,
     entity_f1,
@@ -324,6 +326,16 @@ def test_predictions_that_are_all_the_same():
 
 
 @pytest.mark.filterwarnings("error")
+def test_labels_in_arrays():
+    """As transformers' Trainer hands them to compute_metrics, which `evaluate` takes too."""
+    metrics = ["accuracy", "f1", "matthews", "pearson"]
+    of_lists = score_labels(metrics, LABELS, PREDICTIONS)
+    assert score_labels(metrics, np.array(LABELS), np.array(PREDICTIONS)) == of_lists
+    assert score_labels(metrics, torch.tensor(LABELS), PREDICTIONS) == of_lists
+    with pytest.raises(UsageError, match="0 labels and 0 predictions"):
+        score_labels(metrics, np.array([]), np.array([]))
+
+
 def test_labels_that_are_all_the_same():
     assert score_labels(["pearson", "spearman"], [2.0, 2.0, 2.0], [1.0, 2.0, 3.0]) == {"pearson": 0, "spearman": 0}
     assert score_labels(["f1"], [0, 0], [0, 0]) == {"f1": 0}  # there is no 1 to find
