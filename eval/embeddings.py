@@ -120,8 +120,10 @@ def embed(
         float32 [texts, D].
 
     Raises:
-        UsageError: a layer or pooling that there is not, no ``terms``, or a text that is too long.
+        UsageError: a layer or pooling that there is not, no ``terms``, a text that is too long, or no list of texts.
     """
+    if isinstance(texts, str):  # whose letters are texts too
+        raise UsageError("one text by itself: give a list of texts, [text]")
     config = pretrained.model.config
     _check(config.num_hidden_layers, layer, pooling, terms)
     encodings = pretrained.tokenizer.encode_batch(list(texts))

@@ -24,7 +24,7 @@ class Pretrained(NamedTuple):
     tokenizer: Tokenizer
 
 
-def load_pretrained(path: Path) -> Pretrained:
+def load_pretrained(path: Path | str) -> Pretrained:
     """Read an export.
 
     Args:
@@ -33,7 +33,7 @@ def load_pretrained(path: Path) -> Pretrained:
     Raises:
         UsageError, UnavailableError: see eval.inputs.open_checkpoint.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(Path(path))
     return Pretrained(build(checkpoint.export), checkpoint.tokenizer)
 
 

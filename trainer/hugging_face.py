@@ -200,7 +200,7 @@ def write_model(
         shutil.rmtree(staging, ignore_errors=True)  # where the disk is full, the next checkpoint needs the room
 
 
-def load_export(directory: Path, seed: int = 0) -> Export:
+def load_export(directory: Path | str, seed: int = 0) -> Export:
     """Read a directory that ``save_export`` or transformers wrote, or one that holds an encoder alone.
 
     Args:
@@ -212,6 +212,7 @@ def load_export(directory: Path, seed: int = 0) -> Export:
         ValueError: A file is missing or damaged, or does not fit, or a weight is infinite or not a number; the message
             names the file and what to do.
     """
+    directory = Path(directory)
     config, file = load_config(directory), weights_file(directory)
     try:
         state = _canonical(_read_weights(file))

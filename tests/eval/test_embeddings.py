@@ -129,12 +129,19 @@ def test_texts_of_any_length_in_their_order(pretrained: Pretrained) -> None:
         ({"layer": -8}, "there is no layer -8"),
         ({"pooling": "sum"}, "pooling 'sum' is unknown; choose one of cls, mean, max, bm25"),
         ({"pooling": "bm25"}, "needs the statistics of a corpus; register the model with --corpus"),
+        ({"texts": "word"}, r"one text by itself: give a list of texts, \[text\]"),
         ({"texts": ["short", "word " * 600]}, "text 2 has 602 tokens, but the model 512 positions; shorten it"),
     ],
 )
 def test_mistakes(pretrained: Pretrained, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         embed(pretrained, **({"texts": ["word"]} | arguments))
+
+
+def test_a_model_whose_path_is_a_string(pretrained: Pretrained) -> None:
+    """As one writes it in a notebook."""
+    again = load_pretrained(str(MINILM))
+    np.testing.assert_array_equal(embed(again, ["word"]), embed(pretrained, ["word"]))
 
 
 @pytest.mark.parametrize(

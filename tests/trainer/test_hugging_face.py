@@ -315,7 +315,7 @@ class TestExport:
         assert list(directory.parent.iterdir()) == [], "what is left would take the room of the next checkpoint"
         save_export(directory, random_state(), CONFIG, tokenizer_dir, LINEAGE)
         assert [path.name for path in (tmp_path / "exports").iterdir()] == ["step-000200"]
-        assert load_export(directory).config == CONFIG
+        assert load_export(directory).config == load_export(str(directory)).config == CONFIG
 
     def test_what_a_kill_left_of_an_export_is_in_nobody_s_way(self, export, tokenizer_dir):
         left = incomplete(export)
