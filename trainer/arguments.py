@@ -18,7 +18,14 @@ _OTHERS_NAMES = {
     **dict.fromkeys(("--init_from", "--init_checkpoint", "--model_name_or_path"), "--init-from"),
     **dict.fromkeys(("--bert_config_file", "--config_file"), "[model] in the recipe of --config"),
     **dict.fromkeys(("--learning_rate", "--lr"), "schedule.peak=X"),
-    **dict.fromkeys(("--warmup_proportion", "--num_warmup_steps", "--warmup_steps"), "schedule.warmup_steps=N"),
+    **dict.fromkeys(
+        ("--warmup_proportion", "--warmup_ratio", "--num_warmup_steps", "--warmup_steps"), "schedule.warmup_steps=N"
+    ),
+    "--weight_decay": "optimizer.weight_decay=X",
+    "--adam_beta1": "optimizer.beta1=X",
+    "--adam_beta2": "optimizer.beta2=X",
+    **dict.fromkeys(("--adam_epsilon", "--adam_eps"), "optimizer.eps=X"),
+    **dict.fromkeys(("--max_grad_norm", "--gradient_clipping"), "optimizer.max_gradient_norm=X"),
     **dict.fromkeys(("--num_train_steps", "--num_train_epochs"), "phases.0.steps=N"),
     "--max_steps": "train.max_steps=N",
     "--train_batch_size": "phases.0.global_batch_size=N, of an update over all ranks",
@@ -30,6 +37,7 @@ _OTHERS_NAMES = {
     **dict.fromkeys(("--mlm_probability", "--masked_lm_prob"), "masking.probability=X"),
     "--max_predictions_per_seq": "masking.probability=X, which phases.0.max_predictions=N may limit",
     "--seed": "train.seed=N",
+    **dict.fromkeys(("--gradient_checkpointing", "--checkpoint_activations"), "model.activation_checkpointing=true"),
     **dict.fromkeys(("--fp16", "--bf16", "--amp"), "fp16 and bf16 in the file of --deepspeed_config"),
     "--deepspeed": "--deepspeed_config FILE, alone",
     "--resume_from_checkpoint": "the same command again, which resumes",

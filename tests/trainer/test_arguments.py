@@ -20,6 +20,11 @@ def test_of_shards_a_leading_tilde_is_the_home_folder_and_an_address_is_left_alo
     ("--learning_rate=2e-5", "--learning_rate: here it is schedule.peak=X"),
     ("--per-device-train-batch-size=8", "here it is phases.0.micro_batch_size=N, from which accumulation follows"),
     ("--deepspeed", "here it is --deepspeed_config FILE, alone"),  # and no beginning of that
+    ("--weight_decay=0.1", "here it is optimizer.weight_decay=X"),
+    ("--adam_beta2=0.98", "here it is optimizer.beta2=X"),
+    ("--adam_epsilon=1e-8", "here it is optimizer.eps=X"),
+    ("--max_grad_norm=1.0", "here it is optimizer.max_gradient_norm=X"),
+    ("--gradient_checkpointing", "here it is model.activation_checkpointing=true"),
     ("--init_from", "here it is --init-from"),
     ("--train.seed=3", "--train.seed: a setting has no dashes, train.seed=3"),
     ("--wandb", "--wandb: settings are section.key=value; docs/migrating.md has the names of other programs"),
@@ -33,6 +38,7 @@ def test_what_other_programs_call_an_option_is_told(word, told):
 
 @pytest.mark.parametrize(("word", "told"), [
     ("schedule.warmup_proportion=0.1", "schedule.warmup_proportion: here it is schedule.warmup_steps=N"),
+    ("optimizer.max_grad_norm=1", "optimizer.max_grad_norm: here it is optimizer.max_gradient_norm=X"),
     ("learning_rate=1e-4", "learning_rate: here it is schedule.peak=X"),
     ("train.bf16=true", "train.bf16: here it is fp16 and bf16 in the file of --deepspeed_config"),
 ])  # fmt: skip
