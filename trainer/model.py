@@ -321,8 +321,10 @@ class BertForPreTraining(nn.Module):
             Word scores [P, V] and next sentence scores [B, 2] (0: the true next one, 1: a random one).
 
         Raises:
-            ValueError: a sequence has more tokens than the model has positions.
+            ValueError: a sequence has more tokens than the model has positions, or ``positions`` is a mask.
         """
+        if positions.dtype == torch.bool:  # which would pass for places 0 and 1
+            raise ValueError("positions is a mask: give the places that it has, mask.nonzero().squeeze(1)")
         read = torch.cat([positions, tokens.firsts])  # of T tokens, only these are read after the last layer
         rows, order = read.sort(stable=True)
         hidden = self.bert(tokens, tokens.select(rows)).index_select(0, order.argsort())

@@ -207,6 +207,11 @@ class TestForward:
         chosen, _ = model(batch(), POSITIONS)
         torch.testing.assert_close(chosen, everywhere[POSITIONS], rtol=0, atol=1e-12)
 
+    def test_refuses_a_mask_in_place_of_positions(self):
+        mask = torch.zeros(14, dtype=torch.bool).index_fill(0, POSITIONS, True)
+        with pytest.raises(ValueError, match=r"positions is a mask: .* mask.nonzero\(\).squeeze\(1\)"):
+            BertForPreTraining(TINY)(batch(), mask)
+
     def test_rows_added_to_the_vocabulary_for_a_gpu_change_nothing(self, monkeypatch):
         model = BertForPreTraining(tiny(**NO_DROPOUT)).double()
         loss, gradients = loss_and_gradients(model)
