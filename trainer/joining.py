@@ -40,6 +40,7 @@ _AFTER_A_HANG = 300  # seconds
 _groups: Any = torch.distributed.distributed_c10d
 _backend: Any = importlib.import_module("deepspeed.comm.torch")  # deepspeed.comm.torch is torch itself
 _bf16_optimizer: Any = importlib.import_module("deepspeed.runtime.bf16_optimizer")
+_cuda: Any = importlib.import_module("deepspeed.accelerator.cuda_accelerator")
 
 
 class RanksApartError(RuntimeError):
@@ -109,6 +110,9 @@ def _change_deepspeed() -> None:
     1, a dozen lines of memory in use.
     """
     _backend.build_shm_op = lambda: None  # compiled at the first start, for inference alone
+    # By which ZeRO would ask what memory is free, and for it read CUDA_VISIBLE_DEVICES as numbers: a part of a GPU, by
+    # MIG, has none, and the start would end. Without it torch tells.
+    _cuda.pynvml = None
     # For bf16 under ZeRO 1, where its own go through gradients one by one, and on CPUs are 2e-4 off. The norm is looked
     # at several times, on the CPU, so that a GPU is waited for once.
     _bf16_optimizer.get_global_norm_of_tensors = lambda input_tensors, **_: total_norm(input_tensors).cpu()

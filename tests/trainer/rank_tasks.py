@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow
 import torch
 import torch._dynamo
-from deepspeed.accelerator import get_accelerator
+from deepspeed.accelerator import cuda_accelerator, get_accelerator
 from torch import Tensor
 
 from preprocessing.schema import ShardDirectory, ShardError
@@ -558,6 +558,16 @@ def patience_in_collectives(hang_seconds: int) -> list[float]:
     found: list[Any] = [group._get_backend(world.device) for group in groups]  # type: ignore[union-attr]
     leave_world()
     return [backend.options._timeout.total_seconds() for backend in found]
+
+
+def free_memory_of_a_part_of_a_gpu() -> int:
+    """What DeepSpeed tells ZeRO of it, beside NVIDIA's library that would be asked for the GPU of a number."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "MIG-0f1e2d3c"
+    cuda_accelerator.pynvml = mock.Mock()
+    accelerator = cuda_accelerator.CUDA_Accelerator()
+    join_world(threads=1)
+    with mock.patch.multiple(accelerator, total_memory=lambda _: 10, memory_allocated=lambda _: 3):
+        return accelerator.available_memory(0)
 
 
 def sum_while_the_device_computes() -> tuple[list[float], bool]:

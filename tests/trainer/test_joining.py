@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ranks import run_ranks
-from tests.trainer.rank_tasks import patience_in_collectives
+from tests.trainer.rank_tasks import free_memory_of_a_part_of_a_gpu, patience_in_collectives
 from trainer import joining
 from trainer.joining import check_launcher, join_world
 from trainer.settings import ConfigError
@@ -53,3 +53,8 @@ def test_a_gpu_for_a_torch_without_cuda_is_a_mistake(monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     with pytest.raises(ConfigError, match=r"^DS_ACCELERATOR is cuda, .* is built without CUDA; install one with it"):
         joining._take_device(0)
+
+
+def test_a_part_of_a_gpu_is_a_device_though_its_name_is_no_number():
+    """As CUDA_VISIBLE_DEVICES has it where a GPU is shared by MIG."""
+    assert run_ranks(1, free_memory_of_a_part_of_a_gpu) == [7]
