@@ -22,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import pynvml
 import pytest
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
@@ -559,6 +560,27 @@ def test_no_system_metrics_is_no_reason_to_stop(
             wait_for(lambda: json.loads(run.tracking.read_text())["steps"].get("metrics.jsonl") == step)  # noqa: B023
     assert caplog.text.count("no system metrics") == 1
     assert_complete(run, store, only_run(store).info.run_id)
+
+
+def test_the_use_of_each_gpu_is_told(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By NVIDIA's library, without which MLflow leaves it out and says nothing; here it sees two GPUs."""
+    memory, utilization = SimpleNamespace(used=3 * 10**9, total=4 * 10**9), SimpleNamespace(gpu=97)
+    figures = {
+        "Init": None, "DeviceGetCount": 2, "DeviceGetHandleByIndex": None,
+        "DeviceGetMemoryInfo": memory, "DeviceGetUtilizationRates": utilization,
+        "DeviceGetPowerUsage": 500_000, "DeviceGetEnforcedPowerLimit": 700_000,
+    }  # fmt: skip
+    for name, figure in figures.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", lambda *_, figure=figure: figure)
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
+    with Tracker(run, "tests", system_metrics=True):
+        wait_for(lambda: read_cursor(run).run_id is not None)
+        wait_for(lambda: history(store, read_cursor(run).run_id, "system/gpu_1_power_usage_watts"))
+        run.set_outcome("done")
+    run_id = only_run(store).info.run_id
+    assert history(store, run_id, "system/gpu_0_utilization_percentage")[0][1] == 97
+    assert history(store, run_id, "system/gpu_1_memory_usage_percentage")[0][1] == 75
 
 
 def test_system_metrics_go_on_when_a_store_that_was_away_is_back(

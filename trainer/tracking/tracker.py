@@ -18,6 +18,7 @@ from trainer.tracking.store import LostRunError, first_line, read_cursor
 
 _INTERVAL = 5.0  # seconds between two looks at metrics.jsonl
 _PATIENCE = 60.0  # seconds that a finished training waits for its tracker
+_SAMPLED = 30.0  # seconds between two figures of CPU, memory and GPUs: of eight GPUs some fifty, a row of a store each
 
 _log = logging.getLogger(__name__)
 
@@ -126,6 +127,6 @@ def _monitor(run: RunDirectory, run_id: str) -> Any:
 
     uri = read_cursor(run).tracking_uri
     MlflowClient(uri).get_run(run_id)  # or it would begin with step 0 again where the store is away
-    monitor = SystemMetricsMonitor(run_id, sampling_interval=5, resume_logging=True, tracking_uri=uri)
+    monitor = SystemMetricsMonitor(run_id, sampling_interval=_SAMPLED, resume_logging=True, tracking_uri=uri)
     monitor.start()
     return monitor
