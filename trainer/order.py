@@ -19,6 +19,7 @@ import numpy as np
 from preprocessing.schema import ShardEntry
 from trainer.philox import derive_key, permute
 
+_EPOCHS = 16  # whose order of shards is remembered: a step's may lie in several, where a corpus is small
 _MOST_PASSES = 256  # an epoch has a number for each pass over each group
 
 
@@ -63,6 +64,8 @@ class PairOrder:
         self._seed = tuple(seed)
         self._group_bytes = group_bytes
         self._passes = min(duplicates, _MOST_PASSES)
+        # Each order remembers its own: a step reads all directories, of which there may be a hundred.
+        self._epoch = functools.lru_cache(maxsize=_EPOCHS)(self._shuffle)
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the pairs at some places of the order lie.
@@ -91,8 +94,7 @@ class PairOrder:
                 pair_ids[mine] = places - order.starts[slots]
         return shard_ids, pair_ids
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019  orders live as long as their process
-    def _epoch(self, epoch: int) -> _Epoch:
+    def _shuffle(self, epoch: int) -> _Epoch:
         """Shuffle the shards, deal them into groups, and part the pairs of each."""
         key = derive_key(*self._seed, "shards", self._sequence_length, epoch)
         shards = permute(np.arange(len(self._pairs)), len(self._pairs), key)

@@ -58,6 +58,17 @@ def test_an_epoch_of_duplicates_has_each_pair_once(duplicates):
     assert np.concatenate(list(one_by_one), axis=1).tolist() == np.array(together).tolist()
 
 
+def test_the_orders_of_a_hundred_directories_remember_their_epochs(monkeypatch):
+    """They are all read in each step, and to shuffle thousands of shards of each once more would take longer."""
+    shuffled, shuffle = [], PairOrder._shuffle
+    monkeypatch.setattr(PairOrder, "_shuffle", lambda self, epoch: shuffled.append(epoch) or shuffle(self, epoch))
+    orders = [order_of((5, 4), seed=seed) for seed in range(100)]
+    for _ in range(3):
+        for order in orders:
+            order.locate(np.arange(12))
+    assert sorted(shuffled) == [0] * 100 + [1] * 100
+
+
 def test_each_tenth_of_an_epoch_reads_a_tenth_of_every_group_s_pairs():
     """So a run of half an epoch reads all texts of ten duplicates about five times."""
     order = order_of((100,) * 8, group_bytes=200, duplicates=10)
