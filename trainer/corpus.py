@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from preprocessing.schema import (
@@ -60,8 +61,13 @@ class Corpus:
 
     def short_name(self, directory: ShardDirectory) -> str:
         """The end of the path or URL that it was named by, as short as no other directory has it."""
+        return self._short_names[self.directories.index(directory)]
+
+    @cached_property
+    def _short_names(self) -> list[str]:
         paths = [Path(os.path.abspath(source)) for source in self.sources]  # noqa: PTH100  of a link
-        return tell_apart(paths)[paths[self.directories.index(directory)]]
+        names = tell_apart(paths)
+        return [names[path] for path in paths]
 
     @property
     def vocabulary(self) -> Vocabulary:

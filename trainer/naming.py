@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 
@@ -14,12 +16,6 @@ def name_some(names: Sequence[str], shown: int = 4) -> str:
 
 def tell_apart(paths: Iterable[Path]) -> dict[Path, str]:
     """Paths by their last parts, and where two share one, by as much of their ends as tells them apart."""
-    different = list(dict.fromkeys(paths))
-    return {path: _shortest(path, [other for other in different if other != path]) for path in different}
-
-
-def _shortest(path: Path, others: Sequence[Path]) -> str:
-    """The end of a path, as short as no other one has it."""
-    ends = (path.parts[-n:] for n in range(1, len(path.parts) + 1))
-    unique = (end for end in ends if all(other.parts[-len(end) :] != end for other in others))
-    return str(Path(*next(unique, path.parts)))
+    ends = {path: [path.parts[-n:] for n in range(1, len(path.parts) + 1)] for path in paths}
+    having = Counter(chain.from_iterable(ends.values()))  # how many paths have an end
+    return {path: str(Path(*next((end for end in own if having[end] == 1), path.parts))) for path, own in ends.items()}

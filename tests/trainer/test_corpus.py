@@ -22,6 +22,7 @@ from trainer.corpus import as_begun, directory_checksums, open_corpus, train_str
 from trainer.data import DataConfig, SampleStream
 from trainer.loading import LoaderError
 from trainer.masking import MaskingConfig
+from trainer.naming import tell_apart
 
 
 def test_one_directory_is_identified_by_its_own_manifest(shards):
@@ -123,6 +124,15 @@ def test_a_directory_that_is_named_by_a_link_is_called_as_the_link_is(shards, bo
     corpus = open_corpus([*map(str, links)])
     assert [corpus.short_name(directory) for directory in corpus.directories] == ["wiki", "novels"]
     assert [corpus.source(directory) for directory in corpus.directories] == [*map(str, links)]
+
+
+def test_the_names_of_many_directories_are_told_apart_once(shards, books, monkeypatch):
+    """A validation asks for the name of each, and all ranks wait."""
+    told = []
+    monkeypatch.setattr("trainer.corpus.tell_apart", lambda paths: told.append(paths) or tell_apart(paths))
+    corpus = open_corpus([str(shards), str(books)])
+    assert [corpus.short_name(directory) for directory in corpus.directories * 2] == ["shards", "books"] * 2
+    assert len(told) == 1
 
 
 class _Met(Exception):
