@@ -29,6 +29,7 @@ from trainer.sources import open_sources
 _NO_WORDS = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))  # segments of a sample that is skipped
 MAX_TOKEN_MULTIPLE = 1 << 16  # what fills up is computed on
 MAX_WEIGHTS = 1e100  # whose products with numbers of samples and bytes are finite
+_MAPPED = 2048  # shards at a time: what Arrow keeps of each takes 40 kB, and an epoch passes through all
 VALIDATION_SEED = 0  # of its own, so that perplexities compare between runs of other seeds
 
 
@@ -202,6 +203,7 @@ class SampleStream:
             directories, split, sequence_length, seed, stretches or [(1, data.weights)], data.shuffle_bytes
         )
         self._first_shards = np.cumsum([0, *(len(source.entries) for source in self._sources)])
+        self._shards: dict[int, Shard] = {}  # those that are mapped, of all directories
         self.size = sum(source.order.size for source in self._sources)
         self._split = split
         self._seed = seed
@@ -355,8 +357,13 @@ class SampleStream:
             ShardDirectory(source.directory.path)
 
     def _shard(self, shard_id: int) -> Shard:
-        source = int(np.searchsorted(self._first_shards, shard_id, side="right")) - 1
-        return self._sources[source].shard(shard_id - int(self._first_shards[source]))
+        if shard_id not in self._shards:
+            source = int(np.searchsorted(self._first_shards, shard_id, side="right")) - 1
+            shard = self._sources[source].shard(shard_id - int(self._first_shards[source]))
+            if len(self._shards) == _MAPPED:
+                del self._shards[next(iter(self._shards))]  # mapped before all others
+            self._shards[shard_id] = shard
+        return self._shards[shard_id]
 
     def _naming(self, error: ShardError, indices: np.ndarray) -> ShardError:
         """The same error, in training with the samples, by their places in the stream, that may be left out."""

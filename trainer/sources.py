@@ -1,4 +1,4 @@
-"""The shard directories that a stream mixes, each with its order of pairs and its mapped shards."""
+"""The shard directories that a stream mixes, each with its order of pairs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from preprocessing.schema import Shard, ShardDirectory, ShardError, Split
 from preprocessing.terminal import counted
 from trainer.mixture import Mixture
 from trainer.order import PairOrder
-
-_MAPPED = 2048  # shards at a time: what Arrow keeps of each takes 40 kB, and an epoch passes through all
 
 
 class Source:
@@ -28,20 +26,14 @@ class Source:
         self.directory = directory
         self.entries = directory.manifest.split(split)
         self.order = PairOrder(self.entries, sequence_length, seed, group_bytes, directory.manifest.duplicates)
-        self._shards: dict[int, Shard] = {}
 
     def shard(self, number: int) -> Shard:
-        """One of the shards, mapped when it is first needed.
+        """Map one of the shards.
 
         Raises:
             ShardError: it is missing or damaged.
         """
-        if number not in self._shards:
-            shard = self.directory.shard(self.entries[number])
-            if len(self._shards) == _MAPPED:
-                del self._shards[next(iter(self._shards))]  # mapped before all others
-            self._shards[number] = shard
-        return self._shards[number]
+        return self.directory.shard(self.entries[number])
 
 
 def open_sources(

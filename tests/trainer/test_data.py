@@ -11,6 +11,7 @@ import torch
 from preprocessing.schema import Shard, ShardDirectory, ShardError
 from tests.rewriting import read_column, rewrite_shard
 from tests.trainer.shard_factory import CLS, MASK, PAD, SEP, write_shards
+from trainer import data
 from trainer.data import (
     DataConfig,
     Reads,
@@ -344,6 +345,19 @@ def test_how_often_a_text_is_read_is_told_where_an_epoch_has_it_several_times(sh
         directory.manifest = dataclasses.replace(directory.manifest, options=options)
         told = f"1,350 samples from wiki/ (25.00 epochs, {readings} readings of each text)"
         assert plain.describe("wiki/") == told
+
+
+def test_of_many_shards_only_some_are_mapped_at_a_time_however_many_directories_they_are_in(shards, books, monkeypatch):
+    """Linux lets a process map 65,530 files, and each takes memory."""
+    expected = mixed(shards, books).batch(np.arange(99))
+    monkeypatch.setattr(data, "_MAPPED", 2)
+    samples = mixed(shards, books)
+    assert equal(samples.batch(np.arange(99)), expected)
+    assert len(samples._shards) == 2
+    assert equal(samples.batch(np.arange(99)), expected)
+    documents = [samples._shard(number).document(0).tolist() for number in (0, 1, 2, 0, 2, 1)]  # 0 to 2 are of shards
+    assert documents[:3] == [documents[3], documents[5], documents[4]]
+    assert len(samples._shards) == 2
 
 
 def test_another_directory_leaves_the_order_of_the_first_as_it_is(shards, books):

@@ -5,8 +5,7 @@ import pytest
 
 from preprocessing.schema import ShardDirectory, ShardError
 from tests.trainer.shard_factory import write_shards
-from trainer import sources
-from trainer.sources import Source, open_sources
+from trainer.sources import open_sources
 
 
 def in_order(source):
@@ -56,12 +55,3 @@ def test_directories_have_orders_of_their_own(shards):
     sources, _ = open_sources([ShardDirectory(shards)] * 2, "train", 32, 1, [(1, (1.0, 1.0))], 1 << 30)
     first, second = map(in_order, sources)
     assert first != second
-
-
-def test_of_many_shards_only_some_are_mapped_at_a_time(tmp_path, monkeypatch):
-    directory = ShardDirectory(write_shards(tmp_path / "shards", train=(3, 2, 4), validation=()))
-    monkeypatch.setattr(sources, "_MAPPED", 2)
-    source = Source(directory, "train", 32, (1,), 1 << 30)
-    documents = [source.shard(number).document(0).tolist() for number in (0, 1, 2, 0, 2, 1)]
-    assert documents[:3] == [documents[3], documents[5], documents[4]]
-    assert len(source._shards) == 2
