@@ -42,7 +42,7 @@ _GRADIENT_IN_GRAPHS, _GRADIENT_LOOKED_AFTER = 2, 12
 _MULTIPLES, _SHARE_OF_TOKENS = (64, 128, 256, 512, 1024), 1 / 32
 BUCKET = 50_000_000  # elements of gradients sent at a time, of which a large model has several
 _STATE_BYTES = 12  # of a parameter in a checkpoint: float32 weight and two moments
-_PAIR_BYTES = sum(field.type.bit_width for field in PAIR) / 8  # that the loader reads
+_PAIR_BYTES = sum(field.type.bit_width for field in PAIR) / 8  # that each node's loaders read of every sample
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def make_plan(
     phases = _plan_phases(case)
     token_bytes = token_type(recipe.model.vocab_size).bit_width / 8
     multiple = _multiple_in_graphs(recipe, phases, assumptions)
-    fastest = max(plan.rate * (plan.length * assumptions.fill * token_bytes + _PAIR_BYTES) for plan in phases)
+    pair_bytes = _PAIR_BYTES * math.ceil(cluster.gpus / cluster.gpu.node.gpus)
+    fastest = max(plan.rate * (plan.length * assumptions.fill * token_bytes + pair_bytes) for plan in phases)
     return Plan(
         cluster=cluster,
         assumptions=assumptions,

@@ -118,11 +118,13 @@ def test_a_run_that_ends_before_a_later_phase_is_shown_as_far_as_it_goes(capsys)
     assert [len(stage["largest"]) for stage in figures["stages"]] == [1] * 4
 
 
-def test_the_loader_reads_tokens_and_pairs_as_shards_have_them():
+@pytest.mark.parametrize(("gpus", "nodes"), [(4, 1), (8, 1), (64, 8)])
+def test_the_loader_reads_tokens_and_pairs_as_shards_have_them(gpus, nodes):
+    """Of a step the pairs are read on every node, as their lengths decide who gets which sample, and tokens on one."""
     pairs = pa.array([dict.fromkeys(PAIR.names, 0) | {"is_next": True}] * 800, PAIR)
     for fill in (1.0, 0.5):
-        made = plan(fill=fill)
-        rates = [phase.rate * (fill * phase.length * 2 + pairs.nbytes / 800) for phase in made.phases]
+        made = plan(gpus=gpus, fill=fill)
+        rates = [phase.rate * (fill * phase.length * 2 + nodes * pairs.nbytes / 800) for phase in made.phases]
         assert made.read_rate == pytest.approx(max(rates))
 
 
