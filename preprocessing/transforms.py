@@ -8,7 +8,7 @@ Settle finds what is repeated, in files of hashes that the first pass leaves, an
 It takes a second for 1.5 to 4 million lines, so minutes where the passes take days: spreading it would gain little.
 
 Tokens never travel through Beam: the first pass leaves them in files, ordered by shard, and what is grouped by shard
-are spans of rows in these files. So memory is bounded by one shard, whatever the engine's shuffle does.
+are spans of rows in these files. So a worker's memory is bounded by one shard, whatever the engine's shuffle does.
 
 Every step that writes may be run again, or twice at once: files appear by rename, with bytes that depend on the
 inputs, the options and the seed alone, and a note beside a file says that it is whole.
