@@ -10,7 +10,6 @@ others never, as all pairs of a text lie in one shard.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -64,8 +63,7 @@ class PairOrder:
         self._seed = tuple(seed)
         self._group_bytes = group_bytes
         self._passes = min(duplicates, _MOST_PASSES)
-        # Each order remembers its own: a step reads all directories, of which there may be a hundred.
-        self._epoch = functools.lru_cache(maxsize=_EPOCHS)(self._shuffle)
+        self._remembered: dict[int, _Epoch] = {}  # its own: a step reads all directories, maybe a hundred
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the pairs at some places of the order lie.
@@ -93,6 +91,14 @@ class PairOrder:
                 shard_ids[mine] = order.shards[slots]
                 pair_ids[mine] = places - order.starts[slots]
         return shard_ids, pair_ids
+
+    def _epoch(self, epoch: int) -> _Epoch:
+        if epoch not in self._remembered:
+            found = self._shuffle(epoch)
+            if len(self._remembered) == _EPOCHS:
+                del self._remembered[next(iter(self._remembered))]  # made before all others
+            self._remembered[epoch] = found
+        return self._remembered[epoch]
 
     def _shuffle(self, epoch: int) -> _Epoch:
         """Shuffle the shards, deal them into groups, and part the pairs of each."""

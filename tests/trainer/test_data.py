@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pickle
 from collections import Counter
 
 import numpy as np
@@ -358,6 +359,13 @@ def test_of_many_shards_only_some_are_mapped_at_a_time_however_many_directories_
     documents = [samples._shard(number).document(0).tolist() for number in (0, 1, 2, 0, 2, 1)]  # 0 to 2 are of shards
     assert documents[:3] == [documents[3], documents[5], documents[4]]
     assert len(samples._shards) == 2
+
+
+def test_a_stream_can_be_handed_to_another_process(shards, books):
+    """As a DataLoader of one's own does whose processes are not forked."""
+    samples = mixed(shards, books)
+    expected = samples.batch(np.arange(9))
+    assert equal(pickle.loads(pickle.dumps(samples)).batch(np.arange(9)), expected)
 
 
 def test_another_directory_leaves_the_order_of_the_first_as_it_is(shards, books):
