@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, from a user or a scheduler whose time limit is near, end a job there and then.
+"""SIGINT, SIGTERM and SIGHUP, from a user or a scheduler whose time limit is near, end a job there and then.
 
 Python's own answer to Ctrl-C, a KeyboardInterrupt in the main thread, serves a job badly: Beam makes a RuntimeError of
 one that comes while a transform works, waits for ever for worker processes that the same signal has ended, and code in
@@ -8,6 +8,7 @@ C does not hear it at all. Nothing has to be unwound: what is finished is under 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ import psutil
 
 from preprocessing.terminal import tell
 
+_OF_A_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 _PATIENCE = 20.0  # seconds that an action before the end may take
 _before_end: list[Callable[[], object]] = []
 _ending = threading.Event()
@@ -40,11 +42,13 @@ def before_end(action: Callable[[], object]) -> Iterator[None]:
 
 
 def end_when_interrupted(message: str) -> None:
-    """From now on these signals end this process and all that it starts, with a message, and 130 or 143 as exit code.
+    """From now on these signals end this process and all that it starts, with a message.
 
-    To be called before anything is started: SIGINT, which a terminal sends to all, is blocked in later threads and
-    processes, so that no worker answers to it by itself. Where it is ignored, as in what a shell's script runs in the
-    background, it stays so.
+    A shell sees 130, 143 or 129 as exit code; to Python's subprocess the first is -2, as of all that dies of Ctrl-C.
+
+    To be called before anything is started: what a terminal sends to all, SIGINT, and SIGHUP where it closes, is
+    blocked in later threads and processes, so that no worker answers to it by itself. Where it is ignored, as in what
+    a shell's script runs in the background, or nohup, it stays so.
     """
     if sys.stderr is None:  # closed by whoever started this, such as a daemon
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
@@ -54,11 +58,11 @@ def end_when_interrupted(message: str) -> None:
     signals, hears = os.pipe()
     os.set_blocking(hears, False)
     signal.set_wakeup_fd(hears)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (*_OF_A_TERMINAL, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     threading.Thread(target=_wait, args=(signals, message, os.dup(2)), daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_TERMINAL)
 
 
 def _wait(signals: int, message: str, terminal: int) -> NoReturn:
@@ -83,7 +87,16 @@ def end(code: int, message: str, terminal: int) -> NoReturn:
         actor.start()
         actor.join(_PATIENCE)
     _kill_all_below(psutil.Process())
+    if code == 128 + signal.SIGINT:
+        _die_of_ctrl_c()
     os._exit(code)
+
+
+def _die_of_ctrl_c() -> None:
+    """End as if SIGINT had not been heard, so that a loop of bash ends too; it goes on after an exit code of 130."""
+    ctypes.CDLL(None).signal(signal.SIGINT, None)  # Python's is for the main thread alone, which may be in C code
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.raise_signal(signal.SIGINT)  # no more than a try where this is a container's first process
 
 
 def _kill_all_below(top: psutil.Process) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 
 def assert_interrupted(process: subprocess.Popen[str], number: signal.Signals, told: str) -> None:
-    """That a command ends by a signal with this line; Ctrl-C reaches all processes of its group, SIGTERM it alone."""
+    """That a command ends by a signal with this line; Ctrl-C reaches all processes of its group, others it alone."""
     (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
     said = process.communicate(timeout=60)[1]
-    assert process.returncode == 128 + number
+    assert process.returncode == (-number if number == signal.SIGINT else 128 + number)
     assert said.splitlines().count(told) == 1
     assert "Traceback" not in said
 

@@ -818,7 +818,7 @@ def test_workers_side_by_side(export: Path, data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_workers_end_with_their_process(export: Path, data: Path, tmp_path: Path, number: signal.Signals) -> None:
     write_mrpc(data)
     argv = ["--checkpoint", export, "--data", data, "--output", tmp_path / "out", "--tasks", "mrpc", "--seeds", "2"]

@@ -1,4 +1,7 @@
-"""Ctrl-C: a terminal sends SIGINT to a job and to all that it has started, as SLURM does near a time limit; SIGTERM."""
+"""Ctrl-C: a terminal sends SIGINT to a job and to all that it has started, as SLURM does near a time limit; SIGTERM.
+
+And SIGHUP, of a terminal that closes. What dies of Ctrl-C dies of SIGINT itself: 130 to a shell, and -2 here.
+"""
 
 from __future__ import annotations
 
@@ -103,15 +106,19 @@ subprocess.run([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), s
 
 
 def start(*command: object, ignored: bool = False) -> subprocess.Popen[str]:
-    """A command in a group of its own, which does or does not ignore SIGINT from its start."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    """A command in a group of its own, which does or does not ignore SIGINT and SIGHUP from its start."""
+    before = {
+        number: signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGHUP)
+    }
     try:
         return subprocess.Popen(
             [str(part) for part in command], cwd=ROOT, start_new_session=True, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +143,7 @@ def test_a_job_ends_at_once_whatever_it_is_at(
     below = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=60)[1] == "make_shards: interrupted; the same command goes on with this job\n"
-    assert process.returncode == 128 + signal.SIGINT
+    assert process.returncode == -signal.SIGINT
     assert psutil.wait_procs(below, timeout=60)[1] == []
 
 
@@ -172,7 +179,7 @@ def test_the_training_of_a_vocabulary_ends_with_a_line(tmp_path: Path) -> None:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=60)[1] == "train_vocab: interrupted; nothing was written\n"
-    assert process.returncode == 128 + signal.SIGINT
+    assert process.returncode == -signal.SIGINT
     assert not output.exists()
 
 
@@ -183,7 +190,29 @@ def test_code_of_every_kind_is_ended_with_a_line(code: str) -> None:
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[1] == "told\n"
-    assert process.returncode == 128 + signal.SIGINT
+    assert process.returncode == -signal.SIGINT
+
+
+def test_ctrl_c_ends_the_loop_that_it_is_in_too() -> None:
+    """Bash goes on with the next command where the one that it waits for ends with 130 as an exit code."""
+    process = start("bash", "-c", 'for turn in 1 2; do "$@"; done', "bash", sys.executable, "-c", IN_C)
+    assert process.stdout
+    assert process.stdout.readline() == "begun\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "told\n")
+    assert process.returncode == -signal.SIGINT
+
+
+def test_the_end_of_a_terminal_is_an_end_for_all_that_was_started() -> None:
+    """Though it may reach the first process alone, as it does from the script of several jobs on one machine."""
+    code = IN_C.replace("hashlib.pbkdf2", "import subprocess; subprocess.Popen(['sleep', '1000'])\nhashlib.pbkdf2")
+    process = start(sys.executable, "-c", code)
+    while not (below := psutil.Process(process.pid).children()):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=60)[1] == "told\n"
+    assert process.returncode == 128 + signal.SIGHUP
+    assert psutil.wait_procs(below, timeout=60)[1] == []
 
 
 def test_what_an_end_breaks_off_is_no_error() -> None:
@@ -206,7 +235,7 @@ def test_each_that_has_something_to_do_before_an_end_gets_time_for_it() -> None:
     assert process.returncode == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize(("number", "said"), [("SIGINT", "alive\n"), ("SIGTERM", "")])
+@pytest.mark.parametrize(("number", "said"), [("SIGINT", "alive\n"), ("SIGHUP", "alive\n"), ("SIGTERM", "")])
 def test_a_worker_does_not_answer_by_itself_to_the_signal_that_goes_to_all(number: str, said: str) -> None:
     assert start(sys.executable, "-c", WORKER.replace("SIGINT", number)).communicate(timeout=60) == (said, "")
 
@@ -230,7 +259,7 @@ def test_nobody_need_be_there_to_read_it() -> None:
     assert process.stdout.readline() == "begun\n"
     process.stderr.close()
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 128 + signal.SIGINT
+    assert process.wait(timeout=60) == -signal.SIGINT
 
 
 def test_nor_need_there_ever_have_been_anybody() -> None:
@@ -242,10 +271,11 @@ def test_nor_need_there_ever_have_been_anybody() -> None:
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
 
 
-def test_a_job_in_the_background_of_a_script_is_not_interrupted() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_job_in_the_background_of_a_script_or_under_nohup_is_not_interrupted(number: signal.Signals) -> None:
     process = start(sys.executable, "-c", IN_C.replace("2**31 - 1", "2**20"), ignored=True)
     assert process.stdout
     assert process.stdout.readline() == "begun\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == 0
