@@ -50,6 +50,18 @@ def test_what_the_code_in_an_afternoon_names_of_a_file_is_in_it():
     assert [(file.name, word) for file, word in named if word not in file.read_text(encoding="utf-8")] == []
 
 
+def test_the_code_in_an_afternoon_is_as_long_as_it_says():
+    page = ROOT / "docs" / "reading.md"
+    text = page.read_text(encoding="utf-8").partition("## Another day")[0]
+    rows = "\n".join(re.findall(r"^\| \[.*$", text, re.MULTILINE))
+    files = {page.parent / name for name, _ in LINK.findall(rows)}
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+
+    (told,) = re.findall(r"^Some ([\d,]+) lines", text, re.MULTILINE)
+    assert len(files) >= 25
+    assert abs(int(told.replace(",", "")) - lines) < 0.03 * lines
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_are_there(page: Path):
     named = FILE.findall(page.read_text(encoding="utf-8"))
