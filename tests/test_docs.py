@@ -62,6 +62,26 @@ def test_the_code_in_an_afternoon_is_as_long_as_it_says():
     assert abs(int(told.replace(",", "")) - lines) < 0.03 * lines
 
 
+def test_gains_are_those_of_the_predictions():
+    """In training.md as in the table that benchmarks/gpu_predictions.py prints."""
+    table = (ROOT / "docs" / "results" / "gpu.md").read_text(encoding="utf-8").partition("## Predictions")[2]
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) \| ([\d,]+) \|", table, re.MULTILINE)
+    rates = {(row, tokens): int(rate.replace(",", "")) for row, tokens, rate in rows}
+    padded, packed = "ours, dropout everywhere (SDPA)", "+ attention of packed sequences, which has no dropout"
+    fused, compiled = "kernels of our own, dropout everywhere", "+ layers by torch.compile"
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    for setting, before, after in (
+        ("train.fused=true", padded, fused),
+        ("model.attention_probs_dropout_prob=0", padded, packed),
+        ("train.compile=true", packed, compiled),
+    ):
+        (gain,) = re.findall(rf"^\| `{setting}[^|]*\|([^|]*)\|", page, re.MULTILINE)
+        told = [int(per_cent) for per_cent in re.findall(r"(\d+) %", gain)]
+        for tokens, per_cent in zip(("128", "512"), told if len(told) == 2 else 2 * told, strict=True):
+            counted = 100 * (rates[after, tokens] / rates[before, tokens] - 1)
+            assert abs(per_cent - counted) < 0.7, (setting, tokens)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_are_there(page: Path):
     named = FILE.findall(page.read_text(encoding="utf-8"))
