@@ -91,8 +91,8 @@ class TrainConfig:
         fused: compute the encoder layers by kernels of our own, on GPUs: less memory is read and written than where
             torch.compile fuses them, which then has the losses only. Dropout draws other numbers, and gelu is up to
             7e-7 off (trainer.fused).
-        fp8: multiply in eight bits in the encoder layers, on GPUs from Hopper on; half the time of a product in bf16
-            where it is compiled, and coarser (trainer.fp8).
+        fp8: multiply in eight bits in the encoder layers, on GPUs from Ada and Hopper on; half the time of a product in
+            bf16 where it is compiled, and coarser (trainer.fp8).
         deterministic: on a GPU, take kernels that give the same bits at every run, so that a resume is exact; false
             takes whatever is fastest. On a CPU they always do.
         divergence: nats that the mean loss of the masked words over some 200 steps may rise above its lowest of the

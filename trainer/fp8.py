@@ -1,4 +1,4 @@
-"""Matrix products of the encoder layers in eight bits, by torchao: an option for GPUs from Hopper on."""
+"""Matrix products of the encoder layers in eight bits, by torchao: an option for GPUs from Ada and Hopper on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def why_not_fp8(device: torch.device) -> str:
     if find_spec("torchao") is None:
         return "torchao is not installed: pip install 'bert-pretraining[fp8]'"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _HARDWARE:
-        return f"{torch.cuda.get_device_name(device)} has no products in eight bits; an H100 or later has"
+        return f"{torch.cuda.get_device_name(device)} has no products in eight bits; an L40S, H100 or later has"
     return ""
 
 

@@ -46,7 +46,8 @@ def test_parameters_stay_the_same_objects_under_the_same_names():
 def test_what_a_machine_lacks_is_named(monkeypatch):
     assert why_not_fp8(CPU) == ""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
-    for capability, reason in (((8, 0), "NVIDIA A100-SXM4-80GB has no products in eight bits"), ((9, 0), "")):
+    lacks = "NVIDIA A100-SXM4-80GB has no products in eight bits; an L40S, H100 or later has"
+    for capability, reason in (((8, 0), lacks), ((8, 9), ""), ((9, 0), "")):  # 8.9 is an L40S
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         assert why_not_fp8(torch.device("cuda")).startswith(reason)
         assert bool(why_not_fp8(torch.device("cuda"))) == bool(reason)
