@@ -95,8 +95,8 @@ class TrainConfig:
             bf16 where it is compiled, and coarser (trainer.fp8).
         deterministic: on a GPU, take kernels that give the same bits at every run, so that a resume is exact; false
             takes whatever is fastest. On a CPU they always do.
-        divergence: nats that the mean loss of the masked words over some 200 steps may rise above its lowest of the
-            phase; a run whose loss is further off has diverged, and ends; 0 goes on whatever it is.
+        divergence: nats that the mean loss of the masked words over some 200 steps may rise above its lowest on the
+            same data; a run whose loss is further off has diverged, and ends; 0 goes on whatever it is.
         hang_seconds: a rank whose step takes longer says where it hangs and ends, so that the run can be started again;
             0 waits for ever.
     """

@@ -1,8 +1,9 @@
 """Shards -> the sample stream -> the batches of a step.
 
 The training input is a pure function: sample(seed, index) for index = 0, 1, 2, ... Step s of global batch B takes the
-indices [s * B, (s + 1) * B), whatever the number of ranks or loader workers. So the state of the loader is one
-number, a resume is exact, no sample is seen twice in an epoch, and every rank takes the same number of steps.
+indices [s * B, (s + 1) * B), behind those of phases of the same length before it, whatever the number of ranks or
+loader workers. So the state of the loader is one number, a resume is exact, no sample is seen twice in an epoch, and
+every rank takes the same number of steps.
 
 Where a sample lies is decided twice: trainer.mixture says which of several shard directories it comes from, and
 trainer.order which of that directory's pairs it is.
