@@ -110,6 +110,7 @@ def open_corpus(sources: Sequence[str], cache: Path | None = None, verify: bool 
 
     Raises:
         ShardError: a directory can't be opened or copied, has another vocabulary than the first, or is named twice.
+        UnavailableError: the storage of one fails, maybe for a moment only.
     """
     directories = [_open(source, cache, verify) for source in sources]
     sources = [*map(without_credentials, sources)]  # from here on they are for people's eyes

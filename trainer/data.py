@@ -231,6 +231,7 @@ class SampleStream:
 
         Raises:
             ShardError: a shard is missing or damaged.
+            UnavailableError: it can't be read now.
         """
         samples = self.samples(indices)
         real = np.arange(samples.tokens.shape[1]) < samples.lengths[:, None]
@@ -300,6 +301,7 @@ class SampleStream:
 
         Raises:
             ShardError: a shard is missing or damaged; a damaged pair has some length or other.
+            UnavailableError: it can't be read now.
         """
         lengths = np.full(len(indices), SPECIAL_TOKENS_OF_A_SINGLE, dtype=np.int64)  # of those that are skipped
         for places, _, pairs in self._pairs(indices):

@@ -211,6 +211,7 @@ def load_export(directory: Path | str, seed: int = 0) -> Export:
     Raises:
         ValueError: A file is missing or damaged, or does not fit, or a weight is infinite or not a number; the message
             names the file and what to do.
+        OSError: The storage fails.
     """
     directory = Path(directory)
     config, file = load_config(directory), weights_file(directory)
@@ -240,6 +241,7 @@ def load_config(directory: Path) -> BertConfig:
 
     Raises:
         ValueError: config.json is missing, damaged, or of no BERT that we have.
+        OSError: It can't be read.
     """
     file = directory / CONFIG
     settings = _read_json(file)

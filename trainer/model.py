@@ -55,8 +55,8 @@ class BertConfig:
         activation_checkpointing: Recompute each layer in the backward pass: a third more work, far less memory. Ours.
 
     Raises:
-        ValueError: A size that isn't positive, heads that don't divide the hidden size, a dropout outside [0, 1),
-            an activation that isn't in ACTIVATIONS, or padding outside the vocabulary.
+        ValueError: A size that isn't positive or is above 2^24, heads that don't divide the hidden size, a dropout
+            outside [0, 1), an activation that isn't in ACTIVATIONS, or padding outside the vocabulary.
     """
 
     vocab_size: int

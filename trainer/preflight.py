@@ -57,6 +57,7 @@ def check(
 
     Raises:
         ConfigError, ShardError, VocabularyError, CheckpointError: what does not, and what to do.
+        UnavailableError: the storage of one fails, maybe for a moment only.
     """
     for config in configs:
         check_deepspeed(config)
