@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -10,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from cluster.plan import main as plan
 from cluster.settings import ClusterSettings
 from tests.conftest import ROOT
 from trainer.config import Recipe
@@ -80,6 +82,32 @@ def test_gains_are_those_of_the_predictions():
         for tokens, per_cent in zip(("128", "512"), told if len(told) == 2 else 2 * told, strict=True):
             counted = 100 * (rates[after, tokens] / rates[before, tokens] - 1)
             assert abs(per_cent - counted) < 0.7, (setting, tokens)
+
+
+def test_hours_are_those_of_a_plan(capsys):
+    """In the README those of `python -m cluster.plan`, with the ds_config.json that lies there."""
+    given = [
+        "--recipe",
+        "bert_large",
+        "--gpu",
+        "h200",
+        "--gpus",
+        "8",
+        "--deepspeed_config",
+        str(ROOT / "ds_config.json"),
+    ]
+    assert plan([*given, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    (of_zero_1,) = [stage["hours"] for stage in planned["stages"] if stage["stage"] == 1]
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+    told = re.search(
+        r"in ([\d.]+) hours under ZeRO 1 in CUDA graphs, in ([\d.]+) without graphs, in ([\d.]+) under ZeRO 2", text
+    )
+    assert told
+    assert list(told.groups()) == [
+        f"{hours:.1f}" for hours in (planned["hours_in_graphs"], of_zero_1, planned["hours"])
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
