@@ -99,6 +99,8 @@ def score_labels(
         raise UsageError(f"{len(gold)} labels and {len(found)} predictions: give as many, and one at least")
     if not all(map(math.isfinite, found)):
         raise UsageError("a prediction is not a finite number; train again with a lower learning rate")
+    if any(map(math.isnan, gold)):
+        raise UsageError("a label is no number; leave its example out, or give it one")
     if max(map(abs, (*gold, *found))) > _LARGEST:
         raise UsageError(
             f"a label or prediction is beyond {_LARGEST:g}, too large to be correlated; bring all to another scale"
@@ -134,8 +136,10 @@ def entity_f1(
             except that by seqeval's "IOB1" an I-TYPE behind such a B-TYPE begins one.
 
     Raises:
-        UsageError: sentences differ in number or length.
+        UsageError: there are no sentences, or they differ in number or length.
     """
+    if not (tags or predictions):
+        raise UsageError("no sentences: nothing to score")
     if [len(sentence) for sentence in tags] != [len(sentence) for sentence in predictions]:
         raise UsageError("tags and predictions differ in the number or length of sentences; give a tag for each word")
     sentences = [list(sentence) for sentence in tags], [list(sentence) for sentence in predictions]

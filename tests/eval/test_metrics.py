@@ -335,6 +335,13 @@ def test_labels_in_arrays():
         score_labels(metrics, np.array([]), np.array([]))
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "pearson", "spearman"])
+def test_a_label_that_is_no_number(metric):
+    """As pandas has it for a cell that is empty: no figure comes of it, and scikit-learn's own error says less."""
+    with pytest.raises(UsageError, match="a label is no number"):
+        score_labels([metric], [0, math.nan, 1], [0, 1, 1])
+
+
 @pytest.mark.filterwarnings("error")
 def test_labels_that_are_all_the_same():
     assert score_labels(["pearson", "spearman"], [2.0, 2.0, 2.0], [1.0, 2.0, 3.0]) == {"pearson": 0, "spearman": 0}
@@ -472,6 +479,12 @@ def test_no_entities(scheme):
     nothing = {"precision": 0, "recall": 0, "f1": 0}
     assert entity_f1([["B-PER", "O"]], [["O", "O"]], scheme) == nothing
     assert entity_f1([["O", "O"]], [["O", "O"]], scheme) == nothing
+
+
+@pytest.mark.parametrize("scheme", ["conlleval", "IOB1", "IOB2"])
+def test_entities_need_sentences(scheme):
+    with pytest.raises(UsageError, match="no sentences"):
+        entity_f1([], [], scheme)
 
 
 @pytest.mark.parametrize("predictions", [[], [["O"]], [["O", "O"], ["O"]]])
