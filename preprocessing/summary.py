@@ -11,6 +11,7 @@ from preprocessing.inputs import Input
 from preprocessing.layout import SEVERAL, Counts
 from preprocessing.schema import Manifest
 from preprocessing.sources import MAX_DOCUMENT, MAX_LINES, Columns
+from preprocessing.sources.lines import MAX_VALUES
 from preprocessing.sources.registry import SOURCES
 from preprocessing.terminal import counted, in_line
 
@@ -143,9 +144,11 @@ def _tell_passed_over(manifest: Manifest) -> Iterator[str]:
     if skipped:
         yield f"  skipped    {', '.join(f'{count:,} {reason}' for reason, count in sorted(skipped.items()))}"
     if too_large := skipped["too_large"]:
+        of_json = manifest.statistics["sources"].get("jsonl", {"skipped": {}})["skipped"].get("too_large")
+        values = f", or in JSON {MAX_VALUES:,} strings, brackets and commas," if of_json else ""
         yield (
-            f"  too large  {too_large:,} of more than {MAX_DOCUMENT:,} characters or {MAX_LINES:,} lines are not in "
-            f"the shards; {SEVERAL}"
+            f"  too large  {too_large:,} of more than {MAX_DOCUMENT:,} characters or {MAX_LINES:,} lines{values} "
+            f"are not in the shards; {SEVERAL}"
         )
 
 

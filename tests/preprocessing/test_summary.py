@@ -92,6 +92,15 @@ def test_what_there_is_nothing_of_has_no_line() -> None:
     assert [line[2:8] for line in lines[1:]] == ["inputs", "docume", "text  ", "tokens", "pairs ", "pairs ", "shards"]
 
 
+def test_what_is_too_large_is_told_by_what_a_source_counts() -> None:
+    limits = "  too large  1 of more than 33,554,432 characters or 1,048,576 lines"
+    of_books = said(COUNTS + Counter({"skipped/books/too_large": 1}))
+    assert any(line.startswith(f"{limits} are not in the shards") for line in of_books)
+    of_json = said(COUNTS + Counter({"kept/jsonl": 4, "skipped/jsonl/too_large": 1}))
+    values = ", or in JSON 1,048,576 strings, brackets and commas,"
+    assert any(line.startswith(f"{limits}{values} are not in the shards") for line in of_json)
+
+
 @pytest.mark.parametrize(("title", "told"), [("title", False), ("heading", True)])
 def test_titles_are_only_missed_where_they_were_asked_for(title: str, told: bool) -> None:
     read = READ | {"jsonl": {"text": "text", "title": title}}
