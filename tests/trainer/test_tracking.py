@@ -562,8 +562,9 @@ def test_no_system_metrics_is_no_reason_to_stop(
     assert_complete(run, store, only_run(store).info.run_id)
 
 
-def test_the_use_of_each_gpu_is_told(run: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By NVIDIA's library, without which MLflow leaves it out and says nothing; here it sees two GPUs."""
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NVIDIA's library has them, without which MLflow leaves GPUs out and says nothing."""
     memory, utilization = SimpleNamespace(used=3 * 10**9, total=4 * 10**9), SimpleNamespace(gpu=97)
     figures = {
         "Init": None, "DeviceGetCount": 2, "DeviceGetHandleByIndex": None,
@@ -572,6 +573,11 @@ def test_the_use_of_each_gpu_is_told(run: RunDirectory, store: str, monkeypatch:
     }  # fmt: skip
     for name, figure in figures.items():
         monkeypatch.setattr(pynvml, f"nvml{name}", lambda *_, figure=figure: figure)
+
+
+def test_the_use_of_each_gpu_is_told(
+    run: RunDirectory, store: str, two_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
     with Tracker(run, "tests", system_metrics=True):
@@ -581,6 +587,22 @@ def test_the_use_of_each_gpu_is_told(run: RunDirectory, store: str, monkeypatch:
     run_id = only_run(store).info.run_id
     assert history(store, run_id, "system/gpu_0_utilization_percentage")[0][1] == 97
     assert history(store, run_id, "system/gpu_1_memory_usage_percentage")[0][1] == 75
+
+
+def test_what_a_gpu_does_not_tell_is_left_out_and_no_word_said_of_it(
+    run: RunDirectory, store: str, two_gpus: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One that MIG divides has no utilization; MLflow says so of each GPU at every look, a line in 30 seconds."""
+    not_supported = mock.Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", not_supported)
+    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
+    with Tracker(run, "tests", system_metrics=True):
+        wait_for(lambda: read_cursor(run).run_id is not None)
+        wait_for(lambda: history(store, read_cursor(run).run_id, "system/gpu_1_power_usage_watts"))
+        run.set_outcome("done")
+    assert not_supported.called
+    assert "Encountered error" not in "".join(capfd.readouterr())
 
 
 def test_system_metrics_go_on_when_a_store_that_was_away_is_back(

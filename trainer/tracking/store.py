@@ -50,6 +50,8 @@ for _noisy in ("mlflow", "alembic"):  # what a new store's tables are called, an
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # a traceback of every error, which is raised too
 # A monitor that a store which is away ends; with the store's URI, and the password that it may have.
 logging.getLogger("mlflow.system_metrics.system_metrics_monitor").setLevel(logging.CRITICAL)
+# At every look what each GPU does not tell, such as its utilization where MIG divides it, for as long as a run trains.
+logging.getLogger("mlflow.system_metrics.metrics.gpu_monitor").setLevel(logging.CRITICAL)
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # each try of a server that is away, maybe for days
 
 
