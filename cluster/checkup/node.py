@@ -139,9 +139,11 @@ def _check_gpus(gpus: list[dict[str, str]], visible: int) -> Iterator[Finding]:
     expected = len(gpus) if chosen is None else min(len(gpus), len(chosen.split(",")))
     yield judge(
         "gpus",
-        f"{len(gpus)} x {' and '.join(names)}" + ("" if visible == len(gpus) else f", PyTorch sees {visible}"),
+        f"{len(gpus)} x {' and '.join(names)}"
+        + ("" if visible == len(gpus) else f", PyTorch sees {visible}")
+        + ("" if visible else f" ({_why_none()})"),
         "PyTorch and the driver do not fit together, or the job was not given GPUs: ask for them (--gres), and install "
-        "a PyTorch for this driver's CUDA.",
+        "a PyTorch for this driver's CUDA. Error 802: nvidia-fabricmanager does not run on this node.",
         wrong=not visible,
         warning=len(names) > 1 or visible < expected,
     )
@@ -174,6 +176,15 @@ def _check_gpus(gpus: list[dict[str, str]], visible: int) -> Iterator[Finding]:
         wrong=bool(errors),
         warning=bool(slow or busy),
     )
+
+
+def _why_none() -> str:
+    """What keeps PyTorch from GPUs, in its own words: of several kinds of trouble no other program tells which."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # the latter where it is built without CUDA
+        return str(error).partition("\n")[0][:200]
+    return "no reason is given"
 
 
 def _number(text: str) -> float:

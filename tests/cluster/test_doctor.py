@@ -11,6 +11,7 @@ import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -336,6 +337,18 @@ def test_gpus_that_pytorch_sees(gpus, visible, chosen, state, words, nvidia_smi,
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     found = state_of(check_gpus(), "gpus")
     assert (found.state, found.found) == (state, words)
+
+
+@pytest.mark.parametrize("error", [
+    RuntimeError("Error 802: system not yet initialized\nmore"), AssertionError("Torch not compiled with CUDA enabled"),
+])  # fmt: skip
+def test_why_pytorch_sees_no_gpu(error, nvidia_smi, monkeypatch):
+    nvidia_smi(f"echo '{H200}'")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.init", mock.Mock(side_effect=error))
+    found = state_of(check_gpus(), "gpus")
+    assert found.state == "wrong"
+    assert found.found == f"1 x NVIDIA H200, 140 GiB, PyTorch sees 0 ({str(error).partition(chr(10))[0]})"
 
 
 @pytest.mark.parametrize(
