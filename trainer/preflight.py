@@ -84,6 +84,11 @@ def check(
 def _check_precision(recipe: Recipe, config: dict[str, Any]) -> None:
     if config.get("fp16", {}).get("enabled") and not fp16_is_supported():
         raise ConfigError("fp16: this machine's processor can't compute in it; use bf16, or train on GPUs")
+    if config.get("bf16", {}).get("enabled") and not is_modern(device_kind()):
+        _log.warning(
+            "bf16: GPUs multiply in it from Ampere on (compute capability 8.0); this one is older, and it is emulated "
+            "there, slowly; take fp16 in DeepSpeed's configuration"
+        )
     if recipe.train.fp8 and (reason := why_not_fp8(device_kind())):
         raise ConfigError(f"train.fp8: {reason}")
     if recipe.train.cuda_graphs and device_kind().type != "cuda":

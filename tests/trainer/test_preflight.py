@@ -4,12 +4,14 @@ import dataclasses
 import shutil
 
 import pytest
+import torch
 
 from preprocessing.schema import MANIFEST, Manifest
 from tests.trainer.shard_factory import write_shards
+from trainer import preflight
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
-from trainer.preflight import _check_segments, warn_of_settings
+from trainer.preflight import _check_precision, _check_segments, warn_of_settings
 
 
 def damaged_shards(shards, tmp_path):
@@ -205,3 +207,19 @@ def test_a_limit_that_takes_nothing_from_a_left_to_right_model_is_told(recipe, c
     assert [record.getMessage() for record in caplog.records] == [
         "phases.0.max_predictions limits nothing: a left-to-right model predicts every token"
     ]
+
+
+@pytest.mark.parametrize(("capability", "precision", "warns"), [
+    ((7, 5), "bf16", True), ((7, 5), "fp16", False), ((8, 0), "bf16", False),
+])  # fmt: skip
+def test_bf16_on_a_gpu_that_emulates_it_is_told(capability, precision, warns, recipe, monkeypatch, caplog):
+    """Torch does so without a word, and DeepSpeed takes it."""
+    for module, name, result in (
+        (preflight, "device_kind", torch.device("cuda")),
+        (preflight, "fp16_is_supported", True),
+        (torch.cuda, "is_available", True),
+        (torch.cuda, "get_device_capability", capability),
+    ):
+        monkeypatch.setattr(module, name, lambda *_, result=result: result)
+    _check_precision(load_recipe(recipe), {precision: {"enabled": True}})
+    assert ("bf16: GPUs multiply in it from Ampere on" in caplog.text) == warns
