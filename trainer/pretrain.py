@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import logging
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from typing import Any, TypeVar
 # `deepspeed trainer/pretrain.py` puts trainer/ first on the module path, where our names would hide others'.
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
 
 from preprocessing.schema import ShardError
 from preprocessing.status import is_dir, is_file
@@ -122,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _tell(told)
             else:
                 traceback.print_exc()
+                tell_error(_of_this_rank(error))
             return 1
     return 0
 
@@ -140,6 +144,15 @@ def _open_streams() -> None:
     os.close(descriptor)
     nowhere = Path(os.devnull).open("w")  # noqa: SIM115
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+
+
+def _of_this_rank(error: Exception) -> str:
+    """An error in a line that says where it was: launchers mix the tracebacks of ranks, and few name theirs."""
+    place = f"rank {os.environ.get('RANK', 0)} on {socket.gethostname()}, local rank {os.environ.get('LOCAL_RANK', 0)}"
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"{place}: the GPU is out of memory; set phases.N.micro_batch_size lower, or what else saves some"
+    said = str(error).partition("\n")[0]
+    return one_line(f"{place}: {type(error).__name__}" + (f": {said}" if said else ""))
 
 
 def _tell(error: Exception) -> None:

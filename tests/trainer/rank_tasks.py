@@ -179,6 +179,25 @@ def run_pretrain_and_crash(arguments: list[str]) -> int:
     return _with_accident(arguments, 2, crash)
 
 
+def run_pretrain_and_lose_a_gpu(arguments: list[str]) -> int:
+    """The trainer's main; the last rank's GPU falls off the bus after its second step, in torch's words."""
+    words = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously reported"
+
+    def lose() -> None:
+        raise torch.AcceleratorError(words)
+
+    return _with_accident(arguments, 2, lose)
+
+
+def run_pretrain_on_a_full_gpu(arguments: list[str]) -> int:
+    """The trainer's main; the last rank's GPU has no room left after its second step."""
+
+    def fill() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of")
+
+    return _with_accident(arguments, 2, fill)
+
+
 def run_pretrain_and_keep_its_beginning(arguments: list[str]) -> int:
     """The trainer's main; before the first step the ranks write what they begin with into OUTPUT.begun."""
     train_step, begun = Engine.train_step, Path(arguments[arguments.index("--output") + 1] + ".begun")

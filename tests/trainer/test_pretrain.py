@@ -31,6 +31,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_and_crash_beside_others,
     run_pretrain_and_edit_the_configuration,
     run_pretrain_and_judge_its_loss_soon,
+    run_pretrain_and_lose_a_gpu,
     run_pretrain_and_lose_the_settings,
     run_pretrain_and_signal,
     run_pretrain_and_signal_in_validation_and_count_commits,
@@ -43,6 +44,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_in_environments_that_differ,
     run_pretrain_on_a_disk_that_stays_full,
     run_pretrain_on_a_full_disk,
+    run_pretrain_on_a_full_gpu,
     run_pretrain_on_broken_data,
     run_pretrain_on_broken_data_and_count_commits,
     run_pretrain_on_data_that_is_broken_where_the_second_phase_begins,
@@ -830,6 +832,18 @@ def test_a_rank_that_crashes_alone_waits_for_nobody(call, tmp_path):
     assert codes == [1, 1]
     assert "MemoryError" in log
     assert "left the group" not in log
+
+
+@pytest.mark.parametrize(("task", "told"), [
+    (run_pretrain_and_lose_a_gpu, "AcceleratorError: CUDA error: uncorrectable ECC error encountered\n"),
+    (run_pretrain_on_a_full_gpu, "the GPU is out of memory; set phases.N.micro_batch_size lower, "),
+], ids=["lost", "full"])  # fmt: skip
+def test_a_rank_whose_gpu_fails_says_which_it_is(call, tmp_path, task, told):
+    """Most launchers mix its traceback with those of the ranks that lose it."""
+    codes, log = call(world=2, task=task)
+    assert codes == [1, 1]
+    assert f"error: rank 1 on {socket.gethostname()}, local rank 1: {told}" in log
+    assert RunDirectory(tmp_path / "run").outcome is None
 
 
 def test_the_outcome_does_not_wait_for_mlflow(call, tmp_path):
