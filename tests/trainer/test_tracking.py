@@ -564,7 +564,7 @@ def test_no_system_metrics_is_no_reason_to_stop(
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NVIDIA's library has them, without which MLflow leaves GPUs out and says nothing."""
+    """As NVIDIA's library has them, without which MLflow leaves GPUs out and says nothing; looked at all the time."""
     memory, utilization = SimpleNamespace(used=3 * 10**9, total=4 * 10**9), SimpleNamespace(gpu=97)
     figures = {
         "Init": None, "DeviceGetCount": 2, "DeviceGetHandleByIndex": None,
@@ -573,13 +573,11 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     for name, figure in figures.items():
         monkeypatch.setattr(pynvml, f"nvml{name}", lambda *_, figure=figure: figure)
-
-
-def test_the_use_of_each_gpu_is_told(
-    run: RunDirectory, store: str, two_gpus: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
+
+
+def test_the_use_of_each_gpu_is_told(run: RunDirectory, store: str, two_gpus: None) -> None:
     with Tracker(run, "tests", system_metrics=True):
         wait_for(lambda: read_cursor(run).run_id is not None)
         wait_for(lambda: history(store, read_cursor(run).run_id, "system/gpu_1_power_usage_watts"))
@@ -595,8 +593,6 @@ def test_what_a_gpu_does_not_tell_is_left_out_and_no_word_said_of_it(
     """One that MIG divides has no utilization; MLflow says so of each GPU at every look, a line in 30 seconds."""
     not_supported = mock.Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", not_supported)
-    monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
-    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
     with Tracker(run, "tests", system_metrics=True):
         wait_for(lambda: read_cursor(run).run_id is not None)
         wait_for(lambda: history(store, read_cursor(run).run_id, "system/gpu_1_power_usage_watts"))
