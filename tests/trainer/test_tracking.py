@@ -34,6 +34,7 @@ from tests.conftest import ROOT
 from tests.eval.processes import assert_interrupted
 from tests.failing import fail_at, fail_on
 from tests.limits import room_for
+from tests.preprocessing.test_interruption import start
 from tests.trainer.mlflow_store import CONFIG, add_lines, empty_store, metrics, write_run
 from tests.waiting import wait_for
 from trainer.files import append_lines, read_lines
@@ -744,15 +745,14 @@ def test_a_process_ends_though_its_tracker_waits_for_a_server_that_says_nothing(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_sync_is_interrupted_with_a_line(run: RunDirectory, number: signal.Signals) -> None:
+def test_a_sync_is_interrupted_with_a_line(
+    run: RunDirectory, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of a million steps takes an hour, in which somebody may think better of it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.tracking", "sync", str(run.path)],
-            cwd=ROOT, env={**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600"},
-            stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
+        process = start(sys.executable, "-m", "trainer.tracking", "sync", run.path)
         with server.accept()[0]:  # which it waits for to answer
             assert_interrupted(process, number, "trainer.tracking: interrupted; the same command goes on")
 
