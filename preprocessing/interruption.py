@@ -20,7 +20,7 @@ import psutil
 
 from preprocessing.terminal import tell
 
-_OF_A_TERMINAL = (signal.SIGINT, signal.SIGHUP)
+OF_A_TERMINAL = (signal.SIGINT, signal.SIGHUP)  # which what does not belong to it any more ignores
 _PATIENCE = 20.0  # seconds that an action before the end may take
 _before_end: list[Callable[[], object]] = []
 _ending = threading.Event()
@@ -58,11 +58,11 @@ def end_when_interrupted(message: str) -> None:
     signals, hears = os.pipe()
     os.set_blocking(hears, False)
     signal.set_wakeup_fd(hears)
-    for number in (*_OF_A_TERMINAL, signal.SIGTERM):
+    for number in (*OF_A_TERMINAL, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     threading.Thread(target=_wait, args=(signals, message, os.dup(2)), daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_TERMINAL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, OF_A_TERMINAL)
 
 
 def _wait(signals: int, message: str, terminal: int) -> NoReturn:

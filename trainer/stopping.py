@@ -15,10 +15,10 @@ from typing import NoReturn
 
 import psutil
 
+from preprocessing.interruption import OF_A_TERMINAL
 from preprocessing.terminal import tell
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # to stop
-_OF_A_TERMINAL = (signal.SIGINT, signal.SIGHUP)  # which what doesn't belong to it any more ignores
 _ONE_KEY = 1.0  # seconds in which a rank may hear one Ctrl-C twice: from the terminal and from torchrun
 _LAUNCHERS = {"deepspeed", "deepspeed.launcher.launch", "torchrun", "torch.distributed.run"}
 
@@ -42,7 +42,7 @@ class StopRequests:
         signal.set_wakeup_fd(hears, warn_on_full_buffer=False)
         threading.Thread(target=self._count_interrupts, args=(signals,), name="interrupts", daemon=True).start()
         for number in REQUESTS:
-            if number not in _OF_A_TERMINAL or signal.getsignal(number) != signal.SIG_IGN:  # as for what a script has
+            if number not in OF_A_TERMINAL or signal.getsignal(number) != signal.SIG_IGN:  # as for what a script has
                 signal.signal(number, self._receive)  # put in the background, or nohup has started
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])  # a launcher may have held back what came earlier
 
