@@ -12,6 +12,7 @@ import torch
 
 from cluster.planning.activations import Kernel, MicroBatch, fastest_kernel, kept_bytes, largest_micro_batch
 from cluster.planning.hardware import GPUS
+from cluster.planning.network import count_nodes
 from cluster.planning.plans import Assumptions, Cluster, PhasePlan, Plan, StagePlan
 from cluster.planning.sharding import STAGES, States, model_states
 from cluster.planning.throughput import Speed, Work, step_time
@@ -92,7 +93,7 @@ def make_plan(
     phases = _plan_phases(case)
     token_bytes = token_type(recipe.model.vocab_size).bit_width / 8
     multiple = _multiple_in_graphs(recipe, phases, assumptions)
-    pair_bytes = _PAIR_BYTES * math.ceil(cluster.gpus / cluster.gpu.node.gpus)
+    pair_bytes = _PAIR_BYTES * count_nodes(cluster.gpus, cluster.gpu.node)
     fastest = max(plan.rate * (plan.length * assumptions.fill * token_bytes + pair_bytes) for plan in phases)
     return Plan(
         cluster=cluster,

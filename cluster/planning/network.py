@@ -47,7 +47,7 @@ def all_gather(size: float, ranks: int, node: Node) -> float:
 
 def _ring_half(size: float, ranks: int, node: Node) -> float:
     """One round trip of a ring: each rank sends all but its own part."""
-    nodes = _nodes(ranks, node)
+    nodes = count_nodes(ranks, node)
     hops = (ranks - nodes) * _RING_HOP["node"] + (nodes - 1) * _RING_HOP["network"]
     if nodes > 1 and size >= ranks * _PLATEAU_BYTES:
         hops *= _PLATEAU
@@ -56,7 +56,7 @@ def _ring_half(size: float, ranks: int, node: Node) -> float:
 
 def _tree(size: float, ranks: int, node: Node) -> float:
     """Up to the root and down again; within a node a chain."""
-    nodes = _nodes(ranks, node)
+    nodes = count_nodes(ranks, node)
     hops = (math.ceil(ranks / nodes) - 1) * _TREE_HOP["node"] + math.ceil(math.log2(nodes)) * _TREE_HOP["network"]
     bandwidth = min(_TREE_SHARE * _bandwidth(nodes, node), _TREE_CEILING if nodes > 2 else math.inf)
     return 2 * hops + 2 * size / bandwidth
@@ -67,5 +67,6 @@ def _bandwidth(nodes: int, node: Node) -> float:
     return min(node.bus, node.network) if nodes > 1 else node.bus
 
 
-def _nodes(ranks: int, node: Node) -> int:
+def count_nodes(ranks: int, node: Node) -> int:
+    """Nodes that as many ranks, one per GPU, take; the last one may not be full."""
     return math.ceil(ranks / node.gpus)

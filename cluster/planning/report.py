@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from cluster.planning.calibration import SYSTEMS, compare, fit
 from cluster.planning.estimate import BUCKET
+from cluster.planning.network import count_nodes
 from cluster.planning.plans import Plan, StagePlan
 from preprocessing.markdown import markdown_table
 from preprocessing.terminal import counted
@@ -30,7 +30,7 @@ def report(name: str, plan: Plan, source: str, scaling: Sequence[tuple[int, floa
     yield f"# {name} on {cluster.gpus:,} x {cluster.gpu.name}, on paper\n"
     yield (
         f"{plan.parameters / 1e6:,.1f} M parameters, ZeRO {cluster.sharding.stage}, "
-        f"{_PRECISIONS[cluster.sharding.precision]}. {counted(math.ceil(cluster.gpus / node.gpus), 'node')} of "
+        f"{_PRECISIONS[cluster.sharding.precision]}. {counted(count_nodes(cluster.gpus, node), 'node')} of "
         f"{counted(node.gpus, 'GPU')}; {node.source}. "
         f"Products at {plan.assumptions.efficiency:.0%} of {peak / 1e12:,.4g} TFLOP/s ({source}). "
         f"Sequences {plan.assumptions.fill:.0%} full.\n"
