@@ -75,18 +75,19 @@ lint: $(VENV)/.dev
 	lint-imports
 
 # Two tests at a time, or WORKERS: one alone leaves half of two cores idle. Each may take 2 GB of memory. The longest files
-# begin first. Flink comes last: it takes both cores to itself, and a training on SLURM beside it takes three times as long.
+# begin first; Flink when SLURM is done, as it takes both cores to itself: a training on SLURM beside it takes three times
+# as long.
 FIRST := $(addprefix tests/,cluster/test_slurm.py integration/test_kill.py integration/test_whole_path.py \
-	trainer/test_fused.py trainer/test_engine.py trainer/test_pretrain.py cluster/test_kubernetes.py)
-LAST := tests/integration/test_flink.py
-in_order = $(filter $(1),$(FIRST)) $(filter-out $(FIRST) $(LAST),$(sort $(1))) $(filter $(1),$(LAST))
+	trainer/test_fused.py trainer/test_engine.py trainer/test_pretrain.py cluster/test_kubernetes.py \
+	benchmarks/test_cuda_stand_in.py cluster/test_flink_sidecar.py integration/test_flink.py)
+in_order = $(filter $(1),$(FIRST)) $(filter-out $(FIRST),$(sort $(1)))
 PYTEST := pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder --durations=15
 
 test: lint
-	$(PYTEST) -m "not (slow or flink or slurm or kubernetes)" $(call in_order,$(shell find tests -name 'test_*.py'))
+	$(PYTEST) -m "not (slow or long or flink or slurm or kubernetes)" $(call in_order,$(shell find tests -name 'test_*.py'))
 
 test-cluster: $(VENV)/.dev
-	$(PYTEST) -m "slow or flink or slurm or kubernetes" \
+	$(PYTEST) -m "(slow or flink or slurm or kubernetes) and not long" \
 		$(call in_order,$(shell grep -rlE --include='test_*.py' 'mark\.(slow|flink|slurm|kubernetes)' tests))
 
 # The quick form of each; their own --help tells the long ones. benchmarks/make_shards.py wants books of yours.

@@ -108,7 +108,8 @@ def trimmed(samples: Sequence[Sample], layers: int, directory: Path) -> tuple[li
     ("name", "layers"),
     [
         *((name, 2) for name in CASES if name not in ALIKE),
-        *(pytest.param(name, 6, marks=pytest.mark.slow) for name in (*ALIKE, "STS-B", "CODAH", "SQuAD", "CoNLL")),
+        *(pytest.param(name, 6, marks=pytest.mark.slow) for name in ALIKE),
+        *(pytest.param(name, 6, marks=pytest.mark.long) for name in ("STS-B", "CODAH", "SQuAD", "CoNLL")),
     ],
 )
 def test_the_same_losses_for_fifty_steps(name: str, layers: int, real_data: Path, tmp_path: Path) -> None:

@@ -28,13 +28,15 @@ from tests.labs import to_itself
 SHARED = ROOT.parent / "shared"
 LAB = Path(os.environ.get("FLINK_LAB_DIR", "/tmp/flink-lab"))
 BEAM = Path(sys.executable).with_name("beam")
+BOOKS = SHARED / "data" / "books"
+SOME = "pg1*.txt"  # of these, for jobs that last long enough to be disturbed
 PACKAGES = ("preprocessing", "trainer", "eval", "cluster")
 
 pytestmark = [
     pytest.mark.flink,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(not (SHARED / "beam" / "flink-up").exists(), reason="no Flink laboratory at ../shared/beam"),
-    pytest.mark.skipif(not (SHARED / "data" / "books").exists(), reason="no books at ../shared/data"),
+    pytest.mark.skipif(not BOOKS.exists(), reason="no books at ../shared/data"),
     pytest.mark.skipif(
         not all(map(shutil.which, ("java", "mvn", "go"))), reason="the Flink laboratory needs java, mvn and go"
     ),
@@ -77,9 +79,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(output: Path, *options: object) -> subprocess.Popen[bytes]:
-    """The command on all books."""
+    """The command on some books."""
     command = [
-        BEAM, "run", "preprocessing/make_shards.py", "--books", SHARED / "data" / "books" / "*.txt",
+        BEAM, "run", "preprocessing/make_shards.py", "--books", BOOKS / SOME,
         "--vocab", SHARED / "data" / "vocab" / "bert-base-uncased-vocab.txt", "--output", output,
         "--sequence-lengths", "128", "--duplicates", "2", "--num-shards", "2", *options,
     ]  # fmt: skip
@@ -88,25 +90,23 @@ def start(output: Path, *options: object) -> subprocess.Popen[bytes]:
 
 
 def contents(output: Path) -> dict[str, str]:
-    """The checksums of finished shards; documents in are documents out."""
+    """The checksums of finished shards; documents in are documents out, and nothing else is left."""
+    assert not (output / ".work").exists()
     directory = ShardDirectory(output)
     directory.verify()
     documents = directory.manifest.statistics["documents"]
     rows = sum(entry.rows for entry in directory.manifest.shards)
-    assert documents["read"] == 56
+    assert documents["read"] == len(list(BOOKS.glob(SOME)))
     assert rows == documents["in_shards"] == documents["read"] - documents["collisions"] - documents["skipped"]
     return {entry.file: entry.blake2b for entry in directory.manifest.shards}
 
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the embedded runner makes, in this process's child and with two workers of its own."""
-    folder = tmp_path_factory.mktemp("right")
-    assert start(folder / "one").wait(900) == 0
-    two = start(folder / "two", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
-    assert two.wait(900) == 0
-    assert contents(folder / "one") == contents(folder / "two")
-    return contents(folder / "one")
+    """What the embedded runner makes."""
+    output = tmp_path_factory.mktemp("right") / "out"
+    assert start(output).wait(900) == 0, told(output)
+    return contents(output)
 
 
 def wait_for(what: Callable[[], object], job: subprocess.Popen[bytes], seconds: float = 600) -> None:
@@ -145,11 +145,14 @@ def told(output: Path) -> str:
     return output.with_suffix(".log").read_text(errors="replace")[-2000:]
 
 
+@pytest.mark.long
 def test_the_bytes_of_the_embedded_runner(flink: list[str], wheel: Path, right: dict[str, str], tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    assert start(output, *flink, f"--extra_package={wheel}").wait(900) == 0, told(output)
-    assert contents(output) == right
-    assert not (output / ".work").exists()
+    """Whether it has one process or several. With other command lines: tests/cluster/test_flink_sidecar.py."""
+    two = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    for name, options in (("workers", two), ("flink", (*flink, f"--extra_package={wheel}"))):
+        output = tmp_path / name
+        assert start(output, *options).wait(900) == 0, told(output)
+        assert contents(output) == right
 
 
 def test_a_python_worker_killed(flink: list[str], wheel: Path, right: dict[str, str], tmp_path: Path) -> None:
@@ -205,9 +208,7 @@ def test_a_corpus_larger_than_a_task_managers_heap(flink: list[str], wheel: Path
     """Tokens lie in files and never travel through the engine: 600 MB of text pass through heaps of 512 MB."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    books = [
-        path.read_text(encoding="utf-8", errors="replace") for path in sorted((SHARED / "data" / "books").iterdir())
-    ]
+    books = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(BOOKS.iterdir())]
     for copy in range(24):
         with (corpus / f"{copy:02d}.jsonl").open("w", encoding="utf-8") as file:
             file.writelines(json.dumps({"text": text}) + "\n" for text in books)
@@ -223,7 +224,7 @@ def test_a_corpus_larger_than_a_task_managers_heap(flink: list[str], wheel: Path
     directory = ShardDirectory(output)
     directory.verify()
     documents = directory.manifest.statistics["documents"]
-    assert documents["read"] == 24 * 56 == sum(entry.rows for entry in directory.manifest.shards)
+    assert documents["read"] == 24 * len(books) == sum(entry.rows for entry in directory.manifest.shards)
 
 
 def test_prism_makes_the_same_bytes(right: dict[str, str], tmp_path: Path) -> None:

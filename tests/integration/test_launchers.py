@@ -40,7 +40,8 @@ def assert_stopped(launched):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "name"), [("deepspeed", "SIGTERM"), ("torchrun", "SIGTERM"), ("torchrun", "SIGUSR1")]
+    ("launcher", "name"),
+    [("deepspeed", "SIGTERM"), ("torchrun", "SIGUSR1"), pytest.param("torchrun", "SIGTERM", marks=pytest.mark.long)],
 )
 def test_a_signal_to_a_rank(start, launcher, name):
     launched = start(launcher)
@@ -70,9 +71,9 @@ def test_a_signal_to_the_launcher(start, launcher, name):
     assert_stopped(launched)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_rank_that_is_killed_takes_all_with_it_and_leaves_no_word(start, launcher):
-    launched = start(launcher)
+def test_a_rank_that_is_killed_takes_all_with_it_and_leaves_no_word(start):
+    """With `deepspeed`: test_kill.py."""
+    launched = start("torchrun")
     launched.ranks()[1].kill()
     assert launched.process.wait(60) != 0
     wait_for(lambda: not launched.left(), 60)
