@@ -306,6 +306,7 @@ def test_kernels_are_compared_as_the_doctor_does(environment: dict[str, str]):
     assert len(json.loads(done.stdout)) == 2 * (14 + 5)  # of short and of long sequences, a layer and dropout
 
 
+@pytest.mark.long
 def test_the_peer_of_a_curve_trains_and_validates(environment: dict[str, str], shards: Path, tmp_path: Path):
     phase = "phases=[{sequence_length=32, steps=2, global_batch_size=8, micro_batch_size=8, max_predictions=5}]"
     done = run(
@@ -355,6 +356,7 @@ def test_parts_of_the_benchmark_are_measured(
     assert Counter(record["kind"] for record in records) == parts
 
 
+@pytest.mark.long
 def test_in_graphs_the_host_has_less_to_launch(environment: dict[str, str], tmp_path: Path):
     shards = write_shards(tmp_path / "shards", sequence_lengths=(128,), train=(70, 50), pairs_per_row=5)
     rows = ["layers by kernels of our own", "these in CUDA graphs"]
@@ -367,7 +369,7 @@ def test_in_graphs_the_host_has_less_to_launch(environment: dict[str, str], tmp_
     assert waits == waits_in_graphs == 3, "for losses, for the gradient's norm, and for the end of the step before"
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_what_the_host_of_one_of_several_ranks_does_is_measured(
     stage: int, environment: dict[str, str], tmp_path: Path
 ):

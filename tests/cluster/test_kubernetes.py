@@ -233,7 +233,10 @@ def running(volume: Path, directory: Path) -> Iterator[subprocess.Popen[str]]:
         lab.wait(60)
 
 
-@pytest.mark.parametrize(("kind", "drained", "killed"), [("job", 0, 1), ("jobset", 1, 0), ("trainjob", 0, 1)])
+@pytest.mark.parametrize(
+    ("kind", "drained", "killed"),
+    [("job", 0, 1), ("jobset", 1, 0), pytest.param("trainjob", 0, 1, marks=pytest.mark.long)],  # which becomes a JobSet
+)
 def test_pods_drained_and_killed_leave_the_curve_of_a_run_that_was_never_disturbed(
     volume, uninterrupted, tmp_path, kind, drained, killed
 ):

@@ -93,16 +93,16 @@ def test_a_server_that_dies_in_the_middle_and_comes_back(train, server, tmp_path
     """And whose address has a password, which nobody prints."""
     process, address = server(), server.uri.replace("://", "://user:secret@")
     with ThreadPoolExecutor(1) as pool:
-        training = pool.submit(train, address, "phases.0.steps=600", "checkpoint.every=600")
+        training = pool.submit(train, address, "phases.0.steps=300", "checkpoint.every=300")
         carried_over = tmp_path / "run" / "mlflow.json"
         wait_for(lambda: carried_over.exists() and json.loads(carried_over.read_text())["steps"], 200)
         assert not training.done(), "the run was over before the server could die"
         _kill(process)
         run, log = training.result(240)
     assert "will try again" in log
-    assert 0 < json.loads(carried_over.read_text())["steps"]["metrics.jsonl"] < 600
+    assert 0 < json.loads(carried_over.read_text())["steps"]["metrics.jsonl"] < 300
     server()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     assert main(["sync", str(run.path)]) == 0
-    assert_complete(run, server.uri, steps=600)
+    assert_complete(run, server.uri, steps=300)
     assert "secret" not in log + "".join(capfd.readouterr())

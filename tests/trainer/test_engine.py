@@ -171,7 +171,7 @@ WAYS = {
 @pytest.mark.parametrize("plain_loop", ["adamw"], indirect=True)
 @pytest.mark.parametrize(
     "way",
-    [pytest.param(way, marks=[pytest.mark.slow] if way.startswith("compiled, ") else []) for way in WAYS],
+    [pytest.param(way, marks=[pytest.mark.long] if way.startswith("compiled, ") else []) for way in WAYS],
 )
 def test_every_way_to_train_is_the_plain_loop_and_goes_on_bit_for_bit(
     train, plain_loop, deepspeed_config, tmp_path, way
