@@ -169,10 +169,26 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
         )
     if checksum(export / WEIGHTS) != best.weights_blake2b:
         raise UsageError(f"{export}: not the weights that {best.file} is of; evaluate it again")
+    _check_own(export)
     checkpoint, figure = best.results["checkpoint"], best.figure(task, metric)
     code = checkpoint["lineage"].get("code", {})  # which trained
     tags = tags_of(checkpoint, code_version=code.get("version"), code_commit=code.get("commit"))
     return Choice(export, tags | {"metric": f"{task}.{metric}", "figure": repr(figure)}, only_tried)
+
+
+def _check_own(export: Path) -> None:
+    """See that MLflow would take no file into the registry but those of the export: it follows links.
+
+    Raises:
+        UsageError: a link leads out of it, as in a run directory of others one may to a file of this user's.
+    """
+    folder = export.resolve()
+    for path in folder.rglob("*"):
+        if not ((is_file(path) or is_dir(path)) and path.resolve().is_relative_to(folder)):
+            raise UsageError(
+                f"{export / path.relative_to(folder)}: not a file of this export, but a link to elsewhere or no file; "
+                "a registered model is a copy of the whole folder, so put the file itself there or take it away"
+            )
 
 
 def _with_source(store: Store, tags: dict[str, str]) -> Store:

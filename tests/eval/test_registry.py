@@ -396,6 +396,28 @@ def test_what_can_not_be_read_for_a_moment_is_no_mistake(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("kind", ["a file elsewhere", "a folder elsewhere", "nothing", "itself", "a pipe"])
+def test_what_a_link_in_an_export_leads_to_is_not_registered(
+    run: RunDirectory, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("secret")
+    (run.export(7) / "more").mkdir()
+    odd = run.export(7) / "more" / "odd"
+    targets = {"a file elsewhere": "private/key", "a folder elsewhere": "private", "nothing": "gone"}
+    if kind == "a pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to(odd if kind == "itself" else tmp_path / targets[kind])
+    assert main([str(run.path), "--metric", "mrpc.f1"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {odd}: not a file of this export")
+    assert told.count("\n") == 1
+    odd.unlink()
+    odd.symlink_to(run.export(7) / "config.json")
+    register(run)
+
+
 def test_mistakes_end_with_one_line(run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(*arguments: str) -> str:
         assert main([str(run.path), *arguments]) == 2
