@@ -1264,6 +1264,14 @@ def test_on_kubernetes_pods_may_write_where_flink_takes_its_files_from(here, pod
     assert f"--artifacts-dir=$(VOLUME)/{STAGING} " in (here / "made.job/base/preprocess/flink/submit.yaml").read_text()
 
 
+def test_on_kubernetes_options_of_flink_are_refused_before_anything_is_made(here, pods, capsys):
+    settings = [f"kubernetes.mount_path={here}", "kubernetes.preprocess.engine=flink"]
+    words = [*TEXTS, "--output", "made", "--runner=FlinkRunner"]
+    assert main(["preprocess", "--on", "kubernetes", *settings, "--", *words]) == 2
+    assert capsys.readouterr().err.startswith("error: preprocess: --runner=FlinkRunner: leave it out")
+    assert not list(here.glob("made*"))
+
+
 def test_on_kubernetes_results_in_the_run_directory_do_not_make_it_an_old_one(here, pods):
     settings = [
         f"kubernetes.mount_path={here}",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.k8s.launch import POD_GROUP
+from cluster.k8s.launch import POD_GROUP, POD_USER
 from tests.cluster.k8s import kustomize
 from tests.cluster.k8s.kustomize import containers, needs_kubectl, only, pods
 from tests.conftest import ROOT
@@ -94,6 +94,13 @@ class TestEveryPod:
         for pod in pods:
             if "shared" in [volume["name"] for volume in pod["volumes"]]:
                 assert pod["securityContext"]["fsGroup"] == POD_GROUP
+
+    def test_runs_our_programs_as_the_user_that_a_launch_lets_read(self, pods):
+        for pod in pods:
+            for box in containers(pod):
+                if box.get("image", "").startswith("bert-"):
+                    user = {**pod["securityContext"], **box.get("securityContext", {})}["runAsUser"]
+                    assert user == POD_USER
 
     def test_names_secrets_and_has_none(self, pods):
         for pod in pods:
