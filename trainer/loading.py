@@ -47,23 +47,18 @@ class Steps(Dataset[list[Batch]]):
         self._rank = rank
         self._world = world
         self._first = first
-        self.accumulation = global_batch_size // (micro_batch_size * world)
 
     def __getitem__(self, step: int) -> list[Batch]:
-        micro_batches = self._micro_batches(step)
-        return [self.stream.batch(micro_batches[self.micro_batch_index(i)]) for i in range(self.accumulation)]
+        mine = self._micro_batches(step)[self._rank :: self._world]
+        return [self.stream.batch(indices) for indices in mine]
 
     def _micro_batches(self, step: int) -> np.ndarray:
         """Of all ranks: int64 [micro-batches, samples of one], indices of the stream."""
-        indices = np.arange(self.first_sample(step), self.first_sample(step + 1), dtype=np.int64)
+        indices = self._first + step * self._global_batch_size + np.arange(self._global_batch_size, dtype=np.int64)
         if self._micro_batch_size == self._global_batch_size:
             return indices[None]
         dealt: np.ndarray = indices[deal(self.stream.lengths(indices), self._micro_batch_size)]
         return dealt
-
-    def first_sample(self, step: int) -> int:
-        """The place in the stream of the step's first sample."""
-        return self._first + step * self._global_batch_size
 
     def micro_batch_index(self, accumulated: int) -> int:
         """The place within the step of this rank's micro-batch number ``accumulated``; the same at any world size."""
