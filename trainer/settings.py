@@ -50,17 +50,15 @@ def parse(raw: dict[str, Any], kind: type[_Settings], where: str, overrides: Seq
     except _BadKeyError as error:
         raise ConfigError(_located(str(error), error.key, where, overrides)) from error
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        reason = _OF_TYPES.get(first["type"], first["msg"].removeprefix("Value error, "))
-        message = f"{key}: {reason}" if key else reason
-        raise ConfigError(_located(message, key, where, overrides)) from error
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ConfigError(_located(first_problem(error), key, where, overrides)) from error
 
 
 def first_problem(error: pydantic.ValidationError) -> str:
     """Where in a table something is wrong, and what: the first problem of several."""
     first = error.errors()[0]
-    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    problem = _OF_TYPES.get(first["type"], first["msg"].removeprefix("Value error, "))
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), problem)))
 
 
 def by_key(tables: Mapping[str, Any]) -> dict[str, Any]:
