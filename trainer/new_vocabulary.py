@@ -70,10 +70,9 @@ def change_vocabulary(export: Export, old: Sequence[str], words: Sequence[str]) 
     return NewVocabulary(config, {**export.state, **rows}, kept, len(words) - kept - unknown, unknown)
 
 
-def _means(rows: Tensor, pieces: Sequence[Sequence[int]], fresh: Tensor) -> Tensor:
+def _means(rows: Tensor, pieces: Sequence[list[int]], fresh: Tensor) -> Tensor:
     """For each word the mean of its pieces' rows, float32, or its fresh row where it has no pieces."""
-    means = [rows[of_word].float().mean(dim=0) if of_word else fresh[i] for i, of_word in enumerate(map(list, pieces))]
-    return torch.stack(means)
+    return torch.stack([rows[of_word].float().mean(dim=0) if of_word else fresh[i] for i, of_word in enumerate(pieces)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -88,7 +88,6 @@ def parameter_groups(
         {"params": [p for p in parameters if id(p) not in undecayed], "weight_decay": weight_decay},
         {"params": [p for p in parameters if id(p) in undecayed], "weight_decay": 0.0, "undecayed": True},
     ]
-    assert sum(len(group["params"]) for group in groups) == len({id(p) for p in parameters})
     return [group for group in groups if group["params"]]
 
 
