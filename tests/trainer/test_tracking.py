@@ -645,7 +645,7 @@ def test_a_server_that_is_away_fails_nothing_and_gets_all_later(
     monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
     began = time.monotonic()
-    with Tracker(run, "tests", system_metrics=True, patience=60):
+    with Tracker(run, "tests", system_metrics=True):
         wait_for(lambda: "will try again" in caplog.text)
     assert time.monotonic() - began < 60
     assert f"python -m trainer.tracking sync {run.path}" in caplog.text
@@ -733,8 +733,8 @@ def test_a_training_is_tracked_though_that_can_not_be_written_down_at_its_start(
 def test_a_process_ends_though_its_tracker_waits_for_a_server_that_says_nothing(run: RunDirectory) -> None:
     program = (
         "import sys; from pathlib import Path; from trainer.run_directory import RunDirectory\n"
-        "from trainer.tracking import Tracker, tracker; tracker._INTERVAL = 0\n"
-        "with Tracker(RunDirectory(Path(sys.argv[1])), 'tests', False, patience=1): pass\n"
+        "from trainer.tracking import Tracker, tracker; tracker._INTERVAL, tracker._PATIENCE = 0, 1\n"
+        "with Tracker(RunDirectory(Path(sys.argv[1])), 'tests', False): pass\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -761,11 +761,12 @@ def test_a_server_that_says_nothing_stalls_nothing(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tracker_module, "_INTERVAL", 0.05)
+    monkeypatch.setattr(tracker_module, "_PATIENCE", 0.2)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "100")
     with socket.create_server(("127.0.0.1", 0)) as server:  # connects, and never answers
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
         began = time.monotonic()
-        tracker = Tracker(run, "tests", system_metrics=False, patience=0.2)
+        tracker = Tracker(run, "tests", system_metrics=False)
         time.sleep(0.3)  # a training
         tracker.__exit__()
         assert time.monotonic() - began < 50

@@ -26,18 +26,16 @@ _log = logging.getLogger(__name__)
 class Tracker:
     """Carries a run over while it trains, in a thread that neither stalls nor ends the training."""
 
-    def __init__(self, run: RunDirectory, experiment: str, system_metrics: bool, patience: float = _PATIENCE):
+    def __init__(self, run: RunDirectory, experiment: str, system_metrics: bool):
         """Start the thread.
 
         Args:
             run: the run directory.
             experiment: its name in MLflow.
             system_metrics: report CPU, memory and GPU use as well.
-            patience: seconds that a finished training waits for the rest to be carried over.
         """
         self._run = run
         self._experiment = experiment
-        self._patience = patience
         self._system_metrics = system_metrics
         self._done = threading.Event()
         self._ended: Status | None = None
@@ -54,11 +52,11 @@ class Tracker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Carry over the rest and close the MLflow run; when patience ends, give up and say how to do it later."""
+        """Carry over the rest and close the MLflow run; when _PATIENCE ends, give up and say how to do it later."""
         with contextlib.suppress(OSError):  # MLflow gets the rest, and how it ended by a sync later
             self._ended = "FINISHED" if self._run.ending in ("done", "requeue") else "FAILED"
         self._done.set()
-        self._thread.join(self._patience)
+        self._thread.join(_PATIENCE)
         if not self._finished:
             _log.warning(
                 "MLflow has not received everything; to catch up later, run python -m trainer.tracking sync %s",
