@@ -52,11 +52,11 @@ class RunState:
     threads: int  # CPU threads of a rank, on which the last bits of a result depend
     manifest_blake2b: str
     config_blake2b: str
+    learner: Learner
+    arithmetic: str  # of the first rank's device; see trainer.determinism.arithmetic_of
     loss_scale: LossScale | None = None  # of fp16's dynamic loss scaling
     code: dict[str, Any] = field(default_factory=dict)  # that trains; see trainer.lineage.code_version
     trend: LossTrend | None = None  # of the losses so far
-    learner: Learner | None = None  # None where an earlier version wrote it
-    arithmetic: str | None = None  # of the first rank's device; see trainer.determinism.arithmetic_of
 
 
 _RUN_STATE = pydantic.TypeAdapter(RunState)

@@ -17,7 +17,7 @@ from preprocessing.schema import checksum, checksum_of
 from preprocessing.status import entries, exists, is_file, looking, sees
 from preprocessing.storage_errors import UnavailableError, comes_of_passing
 from preprocessing.tokenization import TOKENIZER_FILE, VOCABULARY_FILE, VocabularyError, load_vocabulary, load_words
-from trainer.checkpoint import RUN_STATE, Learner, RunState, read_run_state
+from trainer.checkpoint import RUN_STATE, RunState, read_run_state
 from trainer.config import Recipe, load_recipe
 from trainer.corpus import Corpus
 from trainer.hugging_face import CONFIG, Export, load_config, load_export, weights_file
@@ -188,7 +188,7 @@ class GivenCheckpoint(Given):
     @property
     @override
     def model(self) -> BertConfig:
-        return parse(self.learner.model, BertConfig, f"--init-from: {self.directory / RUN_STATE}")
+        return parse(self.state.learner.model, BertConfig, f"--init-from: {self.directory / RUN_STATE}")
 
     @property
     def state(self) -> RunState:
@@ -198,26 +198,17 @@ class GivenCheckpoint(Given):
         except CheckpointError as error:
             raise _problem(error, _COPY) from error
 
-    @property
-    def learner(self) -> Learner:
-        """What it is of."""
-        if (learner := self.state.learner) is None:
-            raise ConfigError(
-                f"--init-from: {self.directory / RUN_STATE}: of an earlier version, which does not tell the model; "
-                "train that run for another step, or begin with its export, which has no moments"
-            )
-        return learner
-
     def tell(self, updates: int, recipe: Recipe, shards: Corpus) -> None:
         """Say what a run takes over from it, with the moments of so many updates, and what it does again."""
-        learner, ours = self.learner, recipe.optimizer.name
+        state, ours = self.state, recipe.optimizer.name
+        learner = state.learner
         if recipe.phases[0].reset_moments:
             moments = "; phases.0.reset_moments leaves its moments out"
         else:
             other = "" if learner.optimizer == ours else f", with which {ours} goes on"
             moments = f" and the moments of {updates} updates by {learner.optimizer}{other}"
         _log.info("begins with the weights of %s%s", self.directory, moments)
-        if (self.state.manifest_blake2b, learner.seed) == (shards.manifest_blake2b, recipe.train.seed):
+        if (state.manifest_blake2b, learner.seed) == (shards.manifest_blake2b, recipe.train.seed):
             _log.warning(
                 "shards and train.seed are those of %s: this run has the same samples and masks again, of a length "
                 "from the first one on; train.seed=%d draws others",
@@ -235,7 +226,7 @@ class GivenCheckpoint(Given):
 
     @override
     def check_vocabulary(self, shards: Corpus) -> None:
-        if self.learner.vocabulary_blake2b != shards.vocabulary.blake2b:
+        if self.state.learner.vocabulary_blake2b != shards.vocabulary.blake2b:
             raise ConfigError(
                 f"--init-from: {self.directory} is of another vocabulary than {shards.name}; make shards with the "
                 "tokenizer/vocab.txt of its run, or begin with its export, which trainer.new_vocabulary can change"

@@ -149,7 +149,7 @@ def warn_of_other_bits(state: RunState, world: World, code: Mapping[str, Any]) -
             "losses may differ in the last bits",
             "; ".join(apart),
         )
-    if state.arithmetic not in (None, here := arithmetic_of(world.device)):
+    if state.arithmetic != (here := arithmetic_of(world.device)):
         _log.warning(
             "checkpoint was written on %s, resuming on %s: samples, masks and dropout are the same, but losses may "
             "differ in the last bits",

@@ -1582,7 +1582,7 @@ def test_what_a_recipe_leaves_open_of_the_model_is_that_of_the_weights(here):
     begin_checkpoint(run, 4)
     model = dataclasses.replace(model, hidden_act="gelu")
     learner = Learner(dataclasses.asdict(model), "v", "adamw", 1)
-    commit_checkpoint(run, RunState(4, 32, 1, 1, "m", "c", learner=learner))
+    commit_checkpoint(run, RunState(4, 32, 1, 1, "m", "c", learner, "a CPU"))
     given[-1] = "other/checkpoints/step-000004"
     assert READERS["pretrain"](given).recipe.model == model
     given[1] = "tiny.toml"

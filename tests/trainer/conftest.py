@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from tests.ranks import run_ranks
 from tests.trainer.shard_factory import write_shards
+from trainer.checkpoint import Learner, RunState
 from trainer.files import read_lines
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,11 @@ enabled = false
 # Changes of ds_config.json under which another number of ranks gives the same curve within a few float32 roundings.
 # In bf16 such a rounding may become one of bf16, 65,536 times as large, on one processor and not on another.
 FLOAT32 = {"bf16": None, "data_types": None}
+
+STATE = RunState(
+    step=4, samples=32, world_size=1, threads=1, manifest_blake2b="m", config_blake2b="c",
+    learner=Learner({}, "v", "bert_adam", seed=1), arithmetic="a CPU",
+)  # fmt: skip
 
 
 def need_interpreter() -> None:

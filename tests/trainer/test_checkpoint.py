@@ -9,8 +9,8 @@ import pytest
 
 from preprocessing.schema import checksum_of
 from preprocessing.storage_errors import UnavailableError
+from tests.trainer.conftest import STATE
 from trainer.checkpoint import (
-    RunState,
     begin_checkpoint,
     commit_checkpoint,
     keep_newest,
@@ -22,8 +22,6 @@ from trainer.files import append_lines, read_lines
 from trainer.loss_scale import LossScale
 from trainer.loss_trend import LossTrend
 from trainer.run_directory import CheckpointError, RunDirectory, step_folders
-
-STATE = RunState(step=4, samples=32, world_size=2, threads=1, manifest_blake2b="m", config_blake2b="c")
 
 
 @pytest.fixture

@@ -1,8 +1,11 @@
 """When a run has diverged, and what is told then."""
 
+import dataclasses
+
 import pytest
 
-from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint
+from tests.trainer.conftest import STATE
+from trainer.checkpoint import begin_checkpoint, commit_checkpoint
 from trainer.config import load_recipe
 from trainer.divergence import DivergedError, Divergence, check_not_diverged
 from trainer.loss_trend import LossTrend
@@ -130,7 +133,7 @@ def diverged_at(step, path, good_step=4):
     """A run with a checkpoint of a step that was trained after its loss had risen."""
     run, trend = RunDirectory(path), LossTrend(mean=4.5, lowest=2.0, good_step=good_step)
     begin_checkpoint(run, step)
-    commit_checkpoint(run, RunState(step, 8 * step, 1, 1, "m", "c", trend=trend))
+    commit_checkpoint(run, dataclasses.replace(STATE, step=step, samples=8 * step, trend=trend))
     return run
 
 

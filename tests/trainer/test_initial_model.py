@@ -31,7 +31,7 @@ from tests.trainer.rank_tasks import (
     run_pretrain_where_the_last_rank_s_storage_fails,
 )
 from trainer import initial_model
-from trainer.checkpoint import RUN_STATE, begin_checkpoint, commit_checkpoint, read_run_state
+from trainer.checkpoint import RUN_STATE, commit_checkpoint, read_run_state
 from trainer.config import load_recipe
 from trainer.corpus import open_corpus
 from trainer.data import SampleStream
@@ -362,14 +362,6 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(checkpoint, shards, tmp_p
     others = SimpleNamespace(name="others", vocabulary=Vocabulary(64, "b", lowercase=True))
     with pytest.raises(ConfigError, match=rf"{checkpoint} is of another vocabulary than others; make shards with the "):
         find_given(checkpoint).check_vocabulary(others)
-
-
-def test_a_checkpoint_of_an_earlier_version_is_no_beginning(run):
-    state = dataclasses.replace(read_run_state(run.checkpoint(4)), learner=None)
-    begin_checkpoint(run, 5)
-    commit_checkpoint(run, dataclasses.replace(state, step=5))
-    with pytest.raises(ConfigError, match=rf"step-000005/{RUN_STATE}: of an earlier version, which does not tell the"):
-        given_model(run.checkpoint(5))
 
 
 def test_a_copy_is_the_same_beginning_and_another_step_is_none(run, checkpoint):

@@ -10,9 +10,10 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.trainer.conftest import STATE
 from tests.trainer.test_sharded_state import flat
 from trainer import saving
-from trainer.checkpoint import RunState, begin_checkpoint
+from trainer.checkpoint import begin_checkpoint
 from trainer.config import CheckpointConfig
 from trainer.model import BertConfig
 from trainer.run_directory import RunDirectory, step_folders
@@ -21,7 +22,6 @@ from trainer.sharded_state import file_name, verify_state
 from trainer.world import World
 
 NO_ROOM = Problem("no room", passes=False)
-STATE = RunState(step=4, samples=32, world_size=1, threads=1, manifest_blake2b="m", config_blake2b="c")
 
 
 class Alone(World):

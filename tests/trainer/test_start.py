@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from preprocessing.schema import MANIFEST, checksum
 from preprocessing.storage_errors import UnavailableError
-from tests.trainer.conftest import losses
+from tests.trainer.conftest import STATE, losses
 from tests.trainer.rank_tasks import (
     run_pretrain_and_crash,
     run_pretrain_and_die_before_the_run_has_begun,
 )
 from tests.trainer.shard_factory import write_shards
-from trainer.checkpoint import RunState, begin_checkpoint, commit_checkpoint
+from trainer.checkpoint import begin_checkpoint, commit_checkpoint
 from trainer.config import load_recipe, to_toml
 from trainer.corpus import open_corpus
 from trainer.deepspeed_config import read_deepspeed
@@ -109,8 +109,8 @@ class Begun:
         ]
         begin_checkpoint(self.run, step)
         write_state(self.run.staging(step), 0, 1, flats, optimizer_step=step)
-        told = RunState(step, self.recipe.samples(step), 1, 1, self.shards.manifest_blake2b, "c")
-        commit_checkpoint(self.run, dataclasses.replace(told, **state))
+        told = {"step": step, "samples": self.recipe.samples(step), "manifest_blake2b": self.shards.manifest_blake2b}
+        commit_checkpoint(self.run, dataclasses.replace(STATE, **{**told, **state}))
 
     def take_over(self):
         with contextlib.ExitStack() as held:
@@ -367,13 +367,18 @@ def test_a_folder_beside_the_tokenizer_s_files_is_nobody_s_mistake(call, tmp_pat
     assert {path.name for path in (tmp_path / "run" / "tokenizer").iterdir()} >= {"vocab.txt", "tokenizer.json"}
 
 
+def written_here(**told):
+    """What a checkpoint tells that this process, of a single rank, has written."""
+    own = {"threads": torch.get_num_threads(), "arithmetic": arithmetic_of(torch.device("cpu"))}
+    return dataclasses.replace(STATE, **{**own, **told})
+
+
 @pytest.mark.parametrize(
     ("ranks", "more_threads", "is_told"), [(2, 0, False), (1, 0, True), (4, 0, True), (2, 1, True)]
 )
 def test_a_resume_by_other_ranks_or_threads_is_told_to_differ_in_the_last_bits(caplog, ranks, more_threads, is_told):
     threads = torch.get_num_threads()
-    state = RunState(step=4, samples=32, world_size=ranks, threads=threads + more_threads, manifest_blake2b="m",
-                     config_blake2b="c")  # fmt: skip
+    state = written_here(world_size=ranks, threads=threads + more_threads)
     warn_of_other_bits(state, World(0, 2, torch.device("cpu")), code_version())
     how = f"written with {ranks} rank(s) x {threads + more_threads} thread(s), resuming with 2 x {threads}: "
     assert [how in message for message in caplog.messages] == [True] * is_told
@@ -385,23 +390,23 @@ def test_a_resume_by_other_ranks_or_threads_is_told_to_differ_in_the_last_bits(c
 )
 def test_a_resume_by_other_libraries_that_compute_may_differ_in_the_last_bits(caplog, then, told):
     """Of a checkpoint that says nothing of them nothing is known."""
-    state = RunState(4, 32, 1, torch.get_num_threads(), "m", "c", code={"libraries": then} if then else {})
+    state = written_here(code={"libraries": then} if then else {})
     now = {"libraries": {"torch": "2.12.0", "mlflow": "3.18"}}
     warn_of_other_bits(state, World(0, 1, torch.device("cpu")), now)
     assert [re.search(r"\((.*)\)", message)[1] for message in caplog.messages] == told
 
 
 def test_a_checkpoint_s_words_command_no_terminal_and_libraries_that_are_none_are_passed_over(caplog):
-    state = RunState(4, 32, 1, torch.get_num_threads(), "m", "c", code={"libraries": None}, arithmetic="\x1b[31mX\nY")
+    state = written_here(code={"libraries": None}, arithmetic="\x1b[31mX\nY")
     warn_of_other_bits(state, World(0, 1, torch.device("cpu")), {"libraries": {"torch": "2.12.0"}})
     (message,) = caplog.messages
     assert message.startswith("checkpoint was written on \\x1b[31mX\\nY, resuming on ")
 
 
-@pytest.mark.parametrize("then", [None, "as here", "NVIDIA H200"])
+@pytest.mark.parametrize("then", ["as here", "NVIDIA H200"])
 def test_a_resume_on_another_device_may_differ_in_the_last_bits(caplog, then):
     here = arithmetic_of(torch.device("cpu"))
-    state = RunState(4, 32, 1, torch.get_num_threads(), "m", "c", arithmetic=here if then == "as here" else then)
+    state = written_here(arithmetic=here if then == "as here" else then)
     warn_of_other_bits(state, World(0, 1, torch.device("cpu")), {"libraries": {}})
     told = f"written on NVIDIA H200, resuming on {here}: samples, masks and dropout are the same, but losses may differ"
     assert [told in message for message in caplog.messages] == [True] * (then == "NVIDIA H200")
