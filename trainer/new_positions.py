@@ -19,17 +19,8 @@ from preprocessing.command_line import OneLineParser, parse_path, whole_number
 from preprocessing.schema import MAX_SEQUENCE_LENGTH
 from preprocessing.tokenization import check_files
 from trainer.derived import open_original, save_derived, write_new
-from trainer.hugging_face import Export
 
 _ROWS = "bert.embeddings.position.weight"  # [positions, D]
-
-
-def change_positions(export: Export, positions: int) -> Export:
-    """The same model with another number of positions, 1 or more."""
-    rows = export.state[_ROWS]
-    copied = rows[torch.arange(positions) % len(rows)]
-    config = dataclasses.replace(export.config, max_position_embeddings=positions)
-    return Export(config, {**export.state, _ROWS: copied}, export.initialized)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,8 +43,9 @@ def _change(model: Path, positions: int, output: Path) -> str:
     if positions == old:
         raise ValueError(f"{model}: has {old} positions already; give it as it is")
     check_files(model, added=True)
-    changed = change_positions(export, positions)
-    save_derived(output, changed.config, changed.state, model, model)
+    copied = export.state[_ROWS][torch.arange(positions) % old]
+    config = dataclasses.replace(export.config, max_position_embeddings=positions)
+    save_derived(output, config, {**export.state, _ROWS: copied}, model, model)
     return f"{positions:,} positions, {min(old, positions):,} of them as they were"
 
 
