@@ -175,7 +175,7 @@ def test_a_recipe_of_many_steps_gives_mlflow_every_hundredth_and_another_all(pat
     assert recipe.tracking.every == (100 if max(phase.steps for phase in recipe.phases) >= 100_000 else 1)
 
 
-def test_a_schedule_that_no_phase_follows_is_not_to_be_set_and_makes_no_difference(tmp_path):
+def test_a_schedule_that_no_phase_follows_is_not_to_be_set_and_makes_no_difference():
     path = RECIPES / "lamb_64k.toml"
     with pytest.raises(ConfigError, match=r"schedule.peak=1e-3: in .* say phases.0.schedule.peak=1e-3$"):
         load_recipe(path, ["schedule.peak=1e-3"])

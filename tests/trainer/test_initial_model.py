@@ -357,7 +357,7 @@ def test_a_checkpoint_that_tells_of_a_model_without_end_is_refused_at_once(run, 
         find_given(run.checkpoint(5)).check(recipe)
 
 
-def test_a_checkpoint_of_another_vocabulary_is_refused(checkpoint, shards, tmp_path):
+def test_a_checkpoint_of_another_vocabulary_is_refused(checkpoint, shards):
     find_given(checkpoint).check_vocabulary(open_corpus([str(shards)]))
     others = SimpleNamespace(name="others", vocabulary=Vocabulary(64, "b", lowercase=True))
     with pytest.raises(ConfigError, match=rf"{checkpoint} is of another vocabulary than others; make shards with the "):

@@ -135,7 +135,7 @@ def test_the_same_vocabulary_in_another_order_and_back(model, tmp_path):
     assert torch.equal(after[WORDS], before[WORDS][: len(OLD)])
 
 
-def test_half_precision_and_a_tokenizer_without_its_list(model, tokenizer, tmp_path):
+def test_half_precision_and_a_tokenizer_without_its_list(model):
     weights = model / "model.safetensors"
     save_file({name: tensor.half() for name, tensor in load_file(weights).items()}, weights)
     (model / "vocab.txt").unlink()

@@ -826,7 +826,7 @@ def test_a_crash_leaves_no_word(call, tmp_path):
     assert RunDirectory(tmp_path / "run").outcome is None
 
 
-def test_a_rank_that_crashes_alone_waits_for_nobody(call, tmp_path):
+def test_a_rank_that_crashes_alone_waits_for_nobody(call):
     """The other is in a collective then, which under NCCL it would leave only when this process has ended."""
     codes, log = call(world=2, task=run_pretrain_and_crash_beside_others)
     assert codes == [1, 1]

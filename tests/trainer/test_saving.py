@@ -63,7 +63,7 @@ def test_lines_of_metrics_are_written_before_a_checkpoint_gets_its_name(saver, r
     assert (there, run.checkpoint(4).exists()) == ([False], True)
 
 
-def test_weights_are_copied_before_training_goes_on(saver, run):
+def test_weights_are_copied_before_training_goes_on(saver):
     copied_by = []
     saver.begin(STATE, engine(lambda: copied_by.append(threading.current_thread()) or []))
     assert copied_by == [threading.main_thread()]
@@ -179,7 +179,7 @@ def test_old_checkpoints_that_can_not_be_listed_cost_no_export(saver, run, monke
     assert run.export(4).is_dir()
 
 
-def test_an_export_is_waited_for_at_the_end(saver, run, monkeypatch):
+def test_an_export_is_waited_for_at_the_end(saver, monkeypatch):
     going_on, made = threading.Event(), []
     monkeypatch.setattr(saving, "export_checkpoint", lambda *_: made.append(going_on.wait(30)))
     saver.begin(STATE, engine())
@@ -228,7 +228,7 @@ def test_a_checkpoint_whose_folder_can_not_be_made_is_a_problem_until_one_can(sa
     assert (saver.last, saver.problem) == (5, None)
 
 
-def test_an_export_that_can_not_be_written_is_told_once_and_costs_no_checkpoint(saver, run, monkeypatch, caplog):
+def test_an_export_that_can_not_be_written_is_told_once_and_costs_no_checkpoint(saver, monkeypatch, caplog):
     def find_no_room(*_):
         raise OSError("no room")
 

@@ -116,7 +116,7 @@ def test_padding_of_a_single_number_is_zero_too_in_whatever_order_fragments_are_
     assert copy.tensors["weights"].tolist() == [1, 1, 1, 0, 2, 2, 0]
 
 
-def test_a_snapshot_is_not_changed_by_training(tmp_path):
+def test_a_snapshot_is_not_changed_by_training():
     live = flat([("words", 0, 20), ("bias", 0, 3)])
     copy = live.room()
     copy.take(live)

@@ -712,7 +712,7 @@ def test_an_evaluation_that_waits_is_told_of_once_and_costs_a_training_nothing(
 
 
 def test_a_training_goes_on_where_it_can_not_be_written_down_where_it_is_tracked(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     run.tracking.mkdir()
     with Tracker(run, "tests", system_metrics=False):
@@ -832,9 +832,7 @@ def test_a_store_is_made_at_the_path_of_a_uri_with_a_query(
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"a?b.db", "a?b.db.lock"}
 
 
-def test_a_store_is_there_whole_or_not_at_all(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_is_there_whole_or_not_at_all(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """MLflow makes its tables one after the other, and can't go on where it was killed among them."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     database = run.path.parent / "mlflow.db"
@@ -857,7 +855,7 @@ def test_a_store_is_there_whole_or_not_at_all(
 
 
 def test_a_store_that_found_no_room_is_made_when_there_is_some(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the same process: MLflow keeps a connection to the file that it could not fill."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
