@@ -434,7 +434,7 @@ def evaluation_batches(
     What is missing from the last ones is filled up with samples whose labels are empty.
     """
     missing = -len(indices) % (size * world)
-    filled = np.concatenate([indices, indices[-1:] + 1 + np.arange(missing)]) if missing else indices
+    filled = np.concatenate([indices, indices[-1:] + 1 + np.arange(missing)])
     for first in range(rank * size, len(filled), size * world):
         places = np.arange(first, first + size)
         yield _without_labels(stream.batch(filled[places]), torch.from_numpy(places >= len(indices)))
