@@ -203,6 +203,7 @@ class SampleStream:
         self._sources, self._mixture = open_sources(
             directories, split, sequence_length, seed, stretches or [(1, data.weights)], data.shuffle_bytes
         )
+        self._entries = [(source.directory, entry) for source in self._sources for entry in source.entries]
         self._first_shards = np.cumsum([0, *(len(source.entries) for source in self._sources)])
         self._shards: dict[int, Shard] = {}  # those that are mapped, of all directories
         self.size = sum(source.order.size for source in self._sources)
@@ -361,8 +362,8 @@ class SampleStream:
 
     def _shard(self, shard_id: int) -> Shard:
         if shard_id not in self._shards:
-            source = int(np.searchsorted(self._first_shards, shard_id, side="right")) - 1
-            shard = self._sources[source].shard(shard_id - int(self._first_shards[source]))
+            directory, entry = self._entries[shard_id]
+            shard = directory.shard(entry)
             if len(self._shards) == _MAPPED:
                 del self._shards[next(iter(self._shards))]  # mapped before all others
             self._shards[shard_id] = shard

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from preprocessing.schema import Shard, ShardDirectory, ShardError, Split
+from preprocessing.schema import ShardDirectory, ShardEntry, ShardError, Split
 from preprocessing.terminal import counted
 from trainer.mixture import Mixture
 from trainer.order import PairOrder
 
 
-class Source:
-    """One split of a shard directory.
+class Source(NamedTuple):
+    """One split of a shard directory."""
 
-    Attributes:
-        directory: the directory.
-        entries: the split's shards.
-        order: in which its pairs are read.
-    """
-
-    def __init__(
-        self, directory: ShardDirectory, split: Split, sequence_length: int, seed: Sequence[int], group_bytes: int
-    ):
-        """Prepare to read; see PairOrder for the seed and the bytes of a group."""
-        self.directory = directory
-        self.entries = directory.manifest.split(split)
-        self.order = PairOrder(self.entries, sequence_length, seed, group_bytes, directory.manifest.duplicates)
-
-    def shard(self, number: int) -> Shard:
-        """Map one of the shards.
-
-        Raises:
-            ShardError: it is missing or damaged.
-        """
-        return self.directory.shard(self.entries[number])
+    directory: ShardDirectory
+    entries: list[ShardEntry]  # of the split's shards
+    order: PairOrder  # in which its pairs are read
 
 
 def open_sources(
@@ -67,12 +50,13 @@ def open_sources(
     resolved = [(samples, weights or pairs) for samples, weights in stretches]
     found = [i for i in range(len(directories)) if any(weights[i] for _, weights in resolved)]
     mixture = Mixture([(samples, [weights[i] for i in found]) for samples, weights in resolved])
-    total = sum(mixture.shares)
-    sources = [
-        # The first directory's order does not depend on whether there are others.
-        Source(directories[i], split, sequence_length, (seed, i) if i else (seed,), int(shuffle_bytes * share / total))
-        for i, share in zip(found, mixture.shares, strict=True)
-    ]
+    sources, total = [], sum(mixture.shares)
+    for i, share in zip(found, mixture.shares, strict=True):
+        manifest = directories[i].manifest
+        entries, group_bytes = manifest.split(split), int(shuffle_bytes * share / total)
+        seeds = (seed, i) if i else (seed,)  # the first directory's order does not depend on whether there are others
+        order = PairOrder(entries, sequence_length, seeds, group_bytes, manifest.duplicates)
+        sources.append(Source(directories[i], entries, order))
     return sources, mixture
 
 
