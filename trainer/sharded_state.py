@@ -50,6 +50,11 @@ class Fragment(NamedTuple):
     parameter: str
     offset: pydantic.NonNegativeInt  # in the parameter
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """Begin and end in the flat tensor."""
+        return self.start, self.start + self.length
+
 
 class _Table(pydantic.BaseModel):
     """What a state file says of itself, as safetensors keeps it: in strings."""
@@ -89,14 +94,13 @@ class Flat:
         """
         for name, tensor in self.tensors.items():
             tensor.copy_(live.tensors[name])
-            for begin, end in _gaps(self.fragments, len(tensor)):
+            for begin, end in _gaps([fragment.span for fragment in self.fragments], len(tensor)):
                 tensor[begin:end] = 0
 
 
-def _gaps(fragments: Iterable[Fragment], size: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of where no fragment lies in a flat tensor; negative where two overlap or one lies beyond it."""
-    inside = sorted((fragment.start, fragment.start + fragment.length) for fragment in fragments)
-    return ((end, begin) for (_, end), (begin, _) in pairwise([(0, 0), *inside, (size, size)]))
+def _gaps(spans: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of each gap around spans of [0, size), empty ones too; negative where they overlap or exceed it."""
+    return ((end, begin) for (_, end), (begin, _) in pairwise([(0, 0), *sorted(spans), (size, size)]))
 
 
 def file_name(rank: int, world: int) -> str:
@@ -302,8 +306,8 @@ class StateReader:
             raise StateError(f"{self._directory}: holds another model's parameters; {odd[0]} is in only one of the two")
         for name, pieces in self._pieces.items():
             pieces.sort()
-            edges = list(_edges(pieces))
-            if edges != [0, self._shapes[name].numel()]:
+            spans = [(piece.begin, piece.end) for piece in pieces]
+            if any(begin != end for begin, end in _gaps(spans, self._shapes[name].numel())):
                 raise StateError(
                     f"{self._directory}: {name} is incomplete or stored more than once; this checkpoint is damaged"
                 )
@@ -333,17 +337,6 @@ def _read_table(path: Path, file: safe_open) -> _Table:
             dtype, shape = tensor.get_dtype(), tensor.get_shape()
             if dtype != "F32" or len(shape) != 1:
                 raise StateError(f"{path}: {name} is {dtype} of shape {shape}, and not a row of float32 numbers")
-            if any(end < begin for begin, end in _gaps(fragments, shape[0])):
+            if any(end < begin for begin, end in _gaps([fragment.span for fragment in fragments], shape[0])):
                 raise StateError(f"{path}: stretches of {name} lie in one another or beyond its end")
     return table
-
-
-def _edges(pieces: Iterable[_Piece]) -> Iterator[int]:
-    """Where stretches without gap or overlap begin and end: two numbers for a parameter that is whole."""
-    reached = 0
-    yield reached
-    for piece in pieces:
-        if piece.begin != reached:
-            yield from (reached, piece.begin)
-        reached = piece.end
-    yield reached
