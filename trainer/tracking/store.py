@@ -96,10 +96,10 @@ def default_tracking_uri(run: Path) -> str:
 
 def chosen_tracking_uri() -> str | None:
     """MLFLOW_TRACKING_URI; an SQLite store's path is made whole, since a run stays in it wherever commands start."""
-    given = os.environ.get("MLFLOW_TRACKING_URI") or None
-    database = database_of(given) if given else None
-    if given is None or database is None:
-        return given
+    given = os.environ.get("MLFLOW_TRACKING_URI", "")
+    database = database_of(given)
+    if database is None:
+        return given or None
     _, mark, query = given.partition("?")
     return f"{_uri_of(database.resolve())}{mark}{query}"
 
@@ -128,10 +128,8 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
     if found is not None:
         return str(found.experiment_id)
     # Without a location MLflow would put the artifacts of an SQLite store into the current directory.
-    location = None
     database = database_of(tracking_uri)
-    if database is not None:
-        location = (database.parent / "mlartifacts").resolve().as_uri()
+    location = (database.parent / "mlartifacts").resolve().as_uri() if database else None
     return str(client.create_experiment(name, artifact_location=location, tags=_KIND))
 
 
