@@ -70,7 +70,7 @@ class Divergence:
         """Whether the run has diverged."""
         return self._limit > 0 and self.trend is not None and self.trend.has_left(self._limit)
 
-    def error(self, step: int, phase: Phase) -> DivergedError:
+    def error(self, step: int) -> DivergedError:
         """What to say of a run that has diverged by the end of a step, once all its checkpoints are written.
 
         It names the newest one from before the rise, and the samples since, by their places in the phase's stream.
@@ -86,6 +86,7 @@ class Divergence:
             return DivergedError(
                 f"{found}there is no checkpoint from before: begin anew with a lower peak or a longer warm-up"
             )
+        phase = next(phase for _, end, phase in self.recipe.phase_ranges() if step <= end)
         first, end = (self.recipe.samples(at, phase.sequence_length) for at in (step_number(before[-1]), step))
         return DivergedError(
             f"{found}to go on from before, write {before[-1].name} into {self.run.latest} and give "
@@ -115,4 +116,4 @@ def check_not_diverged(run: RunDirectory, recipe: Recipe, step: int) -> None:
     divergence = Divergence(recipe, run)
     divergence.trend = read_run_state(run.checkpoint(step)).trend
     if divergence.is_seen:
-        raise divergence.error(step, next(phase for _, end, phase in recipe.phase_ranges() if step <= end))
+        raise divergence.error(step)

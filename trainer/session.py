@@ -153,7 +153,7 @@ class Session:
             profiled.after_step(step)
             if self._divergence.is_seen:
                 self.saver.finish()
-                raise self._divergence.error(step, phase)
+                raise self._divergence.error(step)
         self._watch()
         loader.close()
         profiled.close()

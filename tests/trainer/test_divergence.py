@@ -19,13 +19,12 @@ def of_run(recipe, folder, *settings):
 def test_what_is_told_names_the_checkpoint_from_before_and_the_samples_since(recipe, tmp_path):
     divergence = of_run(recipe, tmp_path, "phases.0.steps=50000", "data.skip=[[7,9]]")
     divergence.trend = LossTrend(mean=3.9, lowest=1.8, good_step=45_031)
-    (phase,) = divergence.recipe.phases
-    told = str(divergence.error(45_170, phase))
+    told = str(divergence.error(45_170))
     assert "there is no checkpoint from before: begin anew with a lower peak or" in told
     assert "data.skip" not in told
     for saved in (44_000, 45_000, 46_000):
         divergence.run.checkpoint(saved).mkdir(parents=True)
-    told = str(divergence.error(45_170, phase))
+    told = str(divergence.error(45_170))
     assert told.startswith("step 45170: the loss rose after step 45031 and stays 2.1 nats above its lowest mean")
     latest = tmp_path / "checkpoints" / "latest"
     assert f"write step-045000 into {latest} and give data.skip=[[7,9],[360000,361360]], which" in told
@@ -64,9 +63,8 @@ def test_a_run_that_has_diverged_names_the_newest_checkpoint_from_before_and_the
     for saved in (4, 5, 10):
         divergence.run.checkpoint(saved).mkdir(parents=True)
     divergence.trend = LossTrend(mean=4.5, lowest=2.0, good_step=good_step)
-    phase = divergence.recipe.phases[(step - 1) // 8]
     assert divergence.is_seen
-    error = str(divergence.error(step, phase))
+    error = str(divergence.error(step))
     told = f"write {named} into {divergence.run.latest} and give data.skip={skipped}, which"
     assert told in error if named else "there is no checkpoint from before" in error
 
@@ -75,7 +73,7 @@ def test_what_is_skipped_already_is_part_of_the_advice(recipe, tmp_path):
     divergence = of_run(recipe, tmp_path, "data.skip=[[18,22],[30,44]]")
     divergence.run.checkpoint(4).mkdir(parents=True)
     divergence.trend = LossTrend(mean=4.5, lowest=2.0, good_step=5)
-    assert "give data.skip=[[18,22],[30,56]], which" in str(divergence.error(7, divergence.recipe.phases[0]))
+    assert "give data.skip=[[18,22],[30,56]], which" in str(divergence.error(7))
 
 
 @pytest.mark.parametrize(("second", "is_judged_by_the_first"), [
