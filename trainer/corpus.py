@@ -7,7 +7,6 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,9 +25,10 @@ from preprocessing.storage_errors import UnavailableError
 from trainer.config import Phase, Recipe
 from trainer.credentials import without_credentials
 from trainer.data import SampleStream
+from trainer.files import in_threads
 from trainer.loading import LoaderError
 from trainer.naming import name_some, tell_apart
-from trainer.shard_cache import THREADS, cached
+from trainer.shard_cache import cached
 from trainer.world import World
 
 _log = logging.getLogger("pretrain")
@@ -87,8 +87,7 @@ class Corpus:
             LoaderError: on every rank; the storage of one fails.
         """
         shards = [(directory, entry) for directory in self.directories for entry in directory.manifest.shards]
-        with ThreadPoolExecutor(THREADS) as pool:
-            mine = list(pool.map(lambda shard: _problem(*shard), shards[world.rank :: world.size]))
+        mine = in_threads(lambda shard: _problem(*shard), shards[world.rank :: world.size])
         of_ranks = world.gather(mine)
         problems = [of_ranks[i % world.size][i // world.size] for i in range(len(shards))]
         files = [str(directory.path / entry.file) for directory, entry in shards]

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and files of JSON lines."""
+"""Files that are whole or not there, files of JSON lines, and many files at a time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from preprocessing.locks import is_open_at, try_lock
 from preprocessing.status import exists, is_dir
 
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what a folder is answered by shares of a virtual machine
 _STRETCH = 1 << 16  # bytes that are read at once, where the end of a file's last line is looked for
+_THREADS = 4  # files that are copied or hashed at a time
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class DamagedFileError(ValueError):
@@ -149,3 +153,9 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                     raise DamagedFileError(
                         f"{path}: line {number} is damaged ({error}); mend it, or delete the line"
                     ) from error
+
+
+def in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    """What a function that copies or hashes a file gives of each of some items."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(function, items))

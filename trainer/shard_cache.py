@@ -17,12 +17,10 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from string import Template
-from typing import TypeVar
 
 from fsspec.core import url_to_fs
 
@@ -43,16 +41,14 @@ from preprocessing.status import is_file, make_folder, status
 from preprocessing.storage_errors import reason, unavailable
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from trainer.credentials import without_credentials
-from trainer.files import sync, write_atomically
+from trainer.files import in_threads, sync, write_atomically
 from trainer.settings import ConfigError
 
-THREADS = 4  # files that are copied or hashed at a time
 _BLOCK = 8 << 20  # bytes read at a time
 _PART = ".part"  # ends the names of files that are not whole yet
 _LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, ImportError, ValueError)
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _log = logging.getLogger("pretrain")
-_T = TypeVar("_T")
 
 
 def cache_folder(cache_dir: str) -> Path | None:
@@ -162,7 +158,7 @@ def _complete(directory: Path, remote: _Source, manifest: Manifest, verify: bool
         part.unlink()
     for name in (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE):
         _write(directory / TOKENIZER / name, remote.read(f"{TOKENIZER}/{name}"))
-    right = _in_threads(lambda entry: _is_right(directory / entry.file, entry, verify), manifest.shards)
+    right = in_threads(lambda entry: _is_right(directory / entry.file, entry, verify), manifest.shards)
     missing = [entry for entry, is_right in zip(manifest.shards, right, strict=True) if not is_right]
     size = sum(entry.bytes for entry in missing)
     free = shutil.disk_usage(directory).free
@@ -173,7 +169,7 @@ def _complete(directory: Path, remote: _Source, manifest: Manifest, verify: bool
         )
     if missing:
         _log.info("copying %d shard(s), %.2f GB, from %s to %s", len(missing), size / 1e9, remote.url, directory)
-        _in_threads(lambda entry: _copy(remote, directory / entry.file, entry), missing)
+        in_threads(lambda entry: _copy(remote, directory / entry.file, entry), missing)
 
 
 def _copy(remote: _Source, target: Path, entry: ShardEntry) -> None:
@@ -215,8 +211,3 @@ def _locked(path: Path) -> Iterator[None]:
         if held is None:  # two that write into one file would damage it
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
         yield
-
-
-def _in_threads(function: Callable[[ShardEntry], _T], entries: Sequence[ShardEntry]) -> list[_T]:
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(function, entries))

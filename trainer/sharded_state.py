@@ -14,7 +14,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, zip_longest
@@ -28,11 +27,10 @@ from torch import Tensor
 
 from preprocessing.schema import checksum
 from preprocessing.status import is_file
-from trainer.files import DamagedFileError, write_atomically
+from trainer.files import DamagedFileError, in_threads, write_atomically
 from trainer.settings import first_problem
 from trainer.tensor_files import open_tensors, write_tensors
 
-_THREADS = 4  # files that are hashed at a time
 _FILE = re.compile(r"state-[0-9]{5}-of-([0-9]{5})\.safetensors")  # as file_name has it
 _CHECKSUM = ".blake2b"  # ending of the file beside a state file
 WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")
@@ -157,8 +155,7 @@ def verify_state(directory: Path) -> None:
     Raises:
         StateError: a file is missing, can't be read or is not what was written.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(_verify_file, _paths(directory)))
+    in_threads(_verify_file, _paths(directory))
 
 
 def check_count(directory: Path, parameters: int) -> None:
