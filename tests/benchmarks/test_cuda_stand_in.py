@@ -20,6 +20,7 @@ import pytest
 from cuda_stand_in import build, why_not
 from eval.results import read_results
 from gpu_predictions import BEST_IN_GRAPHS, LADDER
+from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.small_data import write_codah, write_conll, write_mrpc, write_squad, write_stsb
 from tests.ranks import launched
@@ -28,7 +29,6 @@ from trainer.files import read_lines
 from trainer.hugging_face import save_export
 from trainer.run_directory import RunDirectory
 
-ROOT = Path(__file__).parents[2]
 PARAMETERS = "model={vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128}"
 PHASE = "phases=[{sequence_length=32, steps=100, global_batch_size=8, micro_batch_size=4, max_predictions=5}]"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=f"the stand-in: {why_not()}")]

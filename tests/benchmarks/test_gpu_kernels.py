@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from gpu_predictions import ATTEND, ATTEND_BACKWARD, COMPILED, DRAW, INSTRUCTION_RATE
+from tests.conftest import ROOT
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_kernels.py"
+SCRIPT = ROOT / "benchmarks" / "gpu_kernels.py"
 BANDWIDTH = 4e12  # bytes a second of an H200
 ATTENTION = 12.0  # widths a token, forward and backward, of kernels that are no triton's
 
@@ -17,7 +17,7 @@ ATTENTION = 12.0  # widths a token, forward and backward, of kernels that are no
 @pytest.mark.slow
 def test_kernels_of_a_layer():
     pytest.importorskip("triton", reason="needs triton, which torch has for NVIDIA's GPUs")
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, SCRIPT], env=environment, capture_output=True, text=True, timeout=500)
     assert run.returncode == 0, run.stderr
     assert "all kernels build for compute capability 9.0" in run.stdout

@@ -22,6 +22,7 @@ from cluster.planning.report import _hours, calibration, report
 from cluster.planning.sharding import Sharding, States, read_sharding
 from cluster.planning.throughput import StepTime
 from preprocessing.schema import PAIR
+from tests.conftest import ROOT
 from tests.failing import REASON, fail_at, fail_on
 from tests.streams import FULL, stdout_to
 from trainer.config import load_recipe
@@ -29,7 +30,6 @@ from trainer.deepspeed_config import without_communication
 from trainer.model import parameter_count
 from trainer.settings import ConfigError
 
-ROOT = Path(__file__).parents[2]
 RECIPES = list((ROOT / "trainer" / "recipes").glob("*.toml"))
 CONFIG = str(ROOT / "ds_config.json")
 LAMB = load_recipe(ROOT / "trainer/recipes/lamb_64k.toml")

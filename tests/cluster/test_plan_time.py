@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -17,13 +16,12 @@ from cluster.planning.hardware import GPUS, Node
 from cluster.planning.network import all_gather, all_reduce
 from cluster.planning.sharding import Sharding
 from cluster.planning.throughput import Speed, Work, step_time
+from tests.conftest import ROOT
 from trainer import attention
 from trainer.config import load_recipe
 from trainer.model import BertConfig, BertForPreTraining, pretraining_losses
 from trainer.optim import OptimizerConfig, build_optimizer
 from trainer.packing import PackedTokens
-
-ROOT = Path(__file__).parents[2]
 
 A100 = GPUS["a100-80"]
 LARGE = 336_226_108

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from preprocessing.beam_cli import main
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 BEAM = Path(sys.executable).with_name("beam")
 
 

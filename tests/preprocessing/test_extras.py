@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT
+
 RUN = """
 import runpy, sys
 sys.modules[sys.argv.pop(1)] = None  # as if it were not installed

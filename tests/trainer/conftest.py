@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from packaging.version import Version
 
+from tests.conftest import ROOT
 from tests.ranks import run_ranks
 from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import Learner, RunState
 from trainer.files import read_lines
-
-ROOT = Path(__file__).parents[2]
 
 TINY = """
 [model]

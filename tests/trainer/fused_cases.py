@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from triton.runtime.interpreter import InterpreterError
 
+from tests.conftest import ROOT
 from tests.ranks import launched
 from tests.trainer import triton_interpreter
-from tests.trainer.conftest import ROOT
 from trainer import fused as module
 from trainer.fused import _AddNorm, _Up, fuse
 from trainer.model import BertConfig, BertForPreTraining, Layer, initialize, pretraining_losses

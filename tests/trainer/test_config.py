@@ -9,7 +9,8 @@ from unittest import mock
 import pytest
 
 from preprocessing.storage_errors import exit_code
-from tests.trainer.conftest import ROOT, TINY
+from tests.conftest import ROOT
+from tests.trainer.conftest import TINY
 from trainer.config import differences, load_recipe, to_toml
 from trainer.model import BertConfig, parameter_count
 from trainer.schedule import ScheduleConfig

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.trainer.conftest import ROOT
+from tests.conftest import ROOT
 from trainer.config import load_recipe
 from trainer.deepspeed_config import (
     _SECTIONS,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.conftest import ROOT
 from tests.ranks import launched
-from tests.trainer.conftest import ROOT
 from trainer.determinism import use_deterministic_kernels
 from trainer.run_directory import RunDirectory
 

@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from tests.trainer.conftest import ROOT, need_interpreter
+from tests.conftest import ROOT
+from tests.trainer.conftest import need_interpreter
 from trainer import preflight, pretrain
 from trainer.config import load_recipe
 from trainer.preflight import why_not_fused

@@ -19,9 +19,10 @@ from transformers import BertForPreTraining as TheirBert
 
 from preprocessing.schema import ShardDirectory, Vocabulary, checksum
 from preprocessing.storage_errors import UnavailableError
+from tests.conftest import ROOT
 from tests.failing import failures_in_turn
 from tests.ranks import run_ranks
-from tests.trainer.conftest import FLOAT32, ROOT, TINY, losses
+from tests.trainer.conftest import FLOAT32, TINY, losses
 from tests.trainer.rank_tasks import (
     run_pretrain,
     run_pretrain_and_crash,

@@ -17,6 +17,7 @@ import pytest
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from preprocessing.schema import ShardDirectory
+from tests.conftest import ROOT
 from tests.limits import too_many_open_files
 from tests.trainer.shard_factory import write_shards
 from trainer.data import DataConfig, SampleStream
@@ -139,7 +140,7 @@ sys.exit(3)
 
 def test_a_trainer_that_fails_does_not_wait_for_its_loader(shards):
     """Whose processes have steps larger than a pipe for nobody, and no ear for Python's own request to end."""
-    trainer = psutil.Popen([sys.executable, "-c", FAIL, str(shards)], cwd=Path(__file__).parents[2])
+    trainer = psutil.Popen([sys.executable, "-c", FAIL, str(shards)], cwd=ROOT)
     try:
         assert trainer.wait(300) == 3
     finally:

@@ -11,8 +11,9 @@ import pytest
 from eval import probe
 from eval.pretrained import build
 from preprocessing.schema import ShardDirectory, checksum
+from tests.conftest import ROOT
 from tests.ranks import run_ranks
-from tests.trainer.conftest import FLOAT32, ROOT, losses
+from tests.trainer.conftest import FLOAT32, losses
 from tests.trainer.loader_tasks import run_pretrain_and_kill_a_loader
 from tests.trainer.rank_tasks import run_pretrain
 from trainer import pretrain
