@@ -46,9 +46,15 @@ class Launched:
         """What of it is still there."""
         return list(filter(is_there, self.family))
 
+    def wait_for_end(self, seconds: float = 60) -> int:
+        """Until nothing of it is left; returns the launcher's exit code."""
+        code = self.process.wait(seconds)
+        wait_for(lambda: not self.left(), seconds)
+        return code
+
     def end(self) -> None:
         """Leave nothing behind, whatever a test found."""
-        for process in [*self.left(), psutil.Process(self.process.pid)] if self.process.poll() is None else self.left():
+        for process in (*self.left(), self.process):
             process.kill()
         self.process.wait()
 

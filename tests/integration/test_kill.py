@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.integration.launching import curve, launch, lines
+from tests.integration.launching import curve, lines
 from tests.ranks import run_ranks, run_ranks_and_kill
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import write_shards
-from tests.waiting import wait_for
 from trainer.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
@@ -56,32 +55,19 @@ def test_kills_at_random_moments_leave_the_curve_of_a_run_that_was_never_killed(
     assert not leftovers or all("step-" in name for name in leftovers)
 
 
-def test_kill_9_of_a_rank_and_the_same_command_again(tmp_path):
+def test_kill_9_of_a_rank_and_the_same_command_again(start):
     """Of either rank, one after the other; the other rank and the launcher end, and leave no word for job scripts."""
-    started = []
-
-    def start(name):
-        started.append(launch("deepspeed", tmp_path, tmp_path / name, STEPS))
-        return started[-1]
-
-    def kill(launched, rank, step):
-        launched.wait_for_lines(step)
-        launched.ranks()[rank].kill()
-        assert launched.process.wait(60) != 0
-        wait_for(lambda: not launched.left(), 60)
-        assert len(lines(launched.run)) < STEPS
-        assert RunDirectory(launched.run).outcome is None
-
-    try:
-        whole = start("whole")
-        assert whole.process.wait(240) == 0
-        for rank, step in ((1, 35), (0, 80)):
-            kill(start("killed"), rank, step)
-        again = start("killed")
-        assert again.process.wait(240) == 0
-    finally:
-        for one in started:
-            one.end()
+    whole = start("deepspeed", "whole", STEPS)
+    assert whole.process.wait(240) == 0
+    for rank, step in ((1, 35), (0, 80)):
+        killed = start("deepspeed", "killed", STEPS)
+        killed.wait_for_lines(step)
+        killed.ranks()[rank].kill()
+        assert killed.wait_for_end() != 0
+        assert len(lines(killed.run)) < STEPS
+        assert RunDirectory(killed.run).outcome is None
+    again = start("deepspeed", "killed", STEPS)
+    assert again.process.wait(240) == 0
     assert curve(again.run) == curve(whole.run)
     assert RunDirectory(again.run).outcome == ("done", "")
     exports = [(one.run / "exports" / f"step-{STEPS:06d}" / "model.safetensors").read_bytes() for one in (again, whole)]

@@ -34,7 +34,6 @@ from tests.soak.phases import PHASES, new_file, phase_of, run_pretrain_in_phases
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import write_shards
-from tests.waiting import wait_for
 from trainer.run_directory import RunDirectory
 
 STEPS = 240  # of a run: enough for some ten kills
@@ -105,8 +104,7 @@ class Soak:
             }  # fmt: skip
             name = self._chance.choice(list(victims))
             victims[name].kill()
-            launched.process.wait(120)
-            wait_for(lambda: not launched.left(), 120)
+            launched.wait_for_end(120)
             self.killed[LAUNCHED + name] += 1
         finally:
             launched.end()
