@@ -15,14 +15,17 @@ REASON = os.strerror(errno.EIO)
 LISTING = "scandir" if sys.version_info >= (3, 13) else "listdir"  # what Path.iterdir calls
 
 
-def fail_on(patch: pytest.MonkeyPatch, owner: Any, call: str, place: Path, number: int = errno.EIO) -> None:
-    """Have a call on a path fail, a module's or a class's, as on a broken disk."""
+def fail_on(
+    patch: pytest.MonkeyPatch, owner: Any, call: str, place: Path | None = None, number: int = errno.EIO
+) -> None:
+    """Have a call fail as on a broken disk, a module's or a class's: on one path, or whatever it is on."""
     really_call = getattr(owner, call)
 
-    def fail(path: Any, *others: Any, **more: Any) -> Any:
-        if str(path) == str(place):
-            raise OSError(number, os.strerror(number), str(path))
-        return really_call(path, *others, **more)
+    def fail(*arguments: Any, **options: Any) -> Any:
+        on = [str(argument) for argument in arguments[:1] if isinstance(argument, str | Path)]
+        if place is None or on == [str(place)]:
+            raise OSError(number, os.strerror(number), *on)
+        return really_call(*arguments, **options)
 
     patch.setattr(owner, call, fail)
 

@@ -127,11 +127,7 @@ def test_what_is_not_there_is_told_from_what_can_not_be_looked_at(
     assert (exists(f"{tmp_path}/file"), read_text(f"{tmp_path}/file"), read_json(f"{tmp_path}/file")) == (True, "3", 3)
     for name in ("none", "file/below", "loop"):
         assert (exists(f"{tmp_path}/{name}"), read_text(f"{tmp_path}/{name}")) == (False, None)
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "stat", fail)
+    fail_on(monkeypatch, os, "stat")
     looks: list[Callable[[str], Any]] = [exists, read_text, read_json]
     for look in looks:
         with pytest.raises(OSError, match="Input/output error"):
@@ -147,15 +143,12 @@ def test_json_that_is_not_whole_is_none(tmp_path: Path, content: str) -> None:
 def test_a_folder_that_can_not_be_looked_at_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which would fail as there is one: a mistake of the user's, as it would seem."""
 
-    def fail(path: Path | str, **_: object) -> os.stat_result:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-
     def write() -> None:
         write_text(f"{tmp_path}/new/file", "whole", f"{tmp_path}/scratch")
 
     write()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", fail)
+        fail_on(patch, os, "stat")
         write()
     assert (tmp_path / "new" / "file").read_text() == "whole"
     assert list((tmp_path / "scratch").iterdir()) == []
@@ -196,15 +189,12 @@ def test_what_fails_while_it_is_written_leaves_what_was_there(place: str, monkey
             file.write(b"ha")
             raise ValueError("of the other half")
 
-    def fail(path: str) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
     write_text(f"{place}/note", "whole", place)
     with pytest.raises(ValueError, match="of the other half"):
         write_half()
     assert names_below(place) == {"note": 5}
     assert read_text(f"{place}/note") == "whole"
-    monkeypatch.setattr(files, "_remove", fail)
+    fail_on(monkeypatch, files, "_remove")
     with pytest.raises(ValueError, match="of the other half"):  # is what is told, whatever comes of it
         write_half()
 
@@ -327,12 +317,9 @@ def test_an_input_that_can_not_be_looked_at_says_whether_that_may_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int,
     owner: type, call: str, look: Callable[[str], object],
 ) -> None:  # fmt: skip
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
     path = f"{tmp_path}/a.txt"
     Path(path).touch()
-    monkeypatch.setattr(owner, call, fail)
+    fail_on(monkeypatch, owner, call, number=number)
     with pytest.raises(StorageError) as raised:
         look(path)
     assert str(raised.value) == f"{path}: can't be read ({os.strerror(number)}); once it can, the same command goes on"

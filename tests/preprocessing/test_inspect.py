@@ -35,6 +35,7 @@ from preprocessing.make_shards import main as make_shards
 from preprocessing.schema import Manifest, ShardDirectory, ShardEntry, Vocabulary
 from preprocessing.tokenization import load_tokenizer
 from tests.conftest import ROOT
+from tests.failing import fail_on
 from tests.rewriting import read_column, rewrite_shard
 from tests.streams import FULL, stdout_to
 
@@ -277,10 +278,7 @@ def test_a_histogram_is_whole_or_the_one_before(
 def test_a_histogram_that_is_drawn_needs_nothing_removed(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: Path, **_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-
-    monkeypatch.setattr(Path, "unlink", fail)
+    fail_on(monkeypatch, Path, "unlink")
     inspect.main([str(shards), "--histograms", str(tmp_path)])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted((DOCUMENTS, PAIRS, UNKNOWN))
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import tomllib
 import unicodedata
@@ -21,6 +20,7 @@ from preprocessing.schema import Vocabulary
 from preprocessing.sources import SourceError, StorageError
 from preprocessing.work_files import WorkFile
 from tests.conftest import ROOT
+from tests.failing import fail_on
 
 BOOK = Input("books", "a.txt", 10, "/here/a.txt")
 
@@ -108,9 +108,6 @@ def test_storage_that_fails_is_left_for_the_launcher_and_a_full_disk_as_another_
 def test_a_disk_that_is_too_full_to_say_so_is_told_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: str) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(files, "write_text", fail)
+    fail_on(monkeypatch, files, "write_text")
     with pytest.raises(OSError, match="no space"), reporting(job_at(tmp_path), "unit-00000"):
         raise OSError(errno.ENOSPC, "no space")

@@ -21,6 +21,7 @@ from preprocessing.job_lock import alone
 from preprocessing.locks import try_lock, wait_and_lock
 from preprocessing.output import JobFailedError
 from preprocessing.schema import ShardDirectory
+from tests.failing import fail_on
 from tests.preprocessing.maker import Maker
 
 
@@ -100,13 +101,9 @@ def test_a_lock_that_can_not_be_taken_is_a_note_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, where: tuple[ModuleType, str]
 ) -> None:
     """The user alone can see to it then that no other job works there."""
-
-    def fail(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
     notes: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(*where, fail)
+        fail_on(patch, *where, number=number)
         context = alone(str(tmp_path / "out"), notes.append)
         context.__enter__()
     told = f"can't be locked ({os.strerror(number)}); make sure that no other job works there"
@@ -166,11 +163,8 @@ def test_what_lies_elsewhere_has_no_lock_and_nothing_is_made_here(
 
 
 def test_where_a_file_system_has_no_locks_that_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
     notes: list[str] = []
-    monkeypatch.setattr(fcntl, "flock", fail)
+    fail_on(monkeypatch, fcntl, "flock", number=errno.ENOLCK)
     with alone(str(tmp_path / "out"), notes.append):
         assert (tmp_path / "out" / ".work" / "lock").exists()
     assert notes == [f"{tmp_path}/out: the file system has no locks; make sure that no other job works there"]
@@ -205,12 +199,8 @@ def test_a_lock_whose_file_can_not_be_made_is_a_note_where_the_job_may_work_and_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, is_told: bool
 ) -> None:
     """Where it may not, the job itself says why."""
-
-    def fail(path: Path, *_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number), str(path))
-
     notes: list[str] = []
-    monkeypatch.setattr(Path, call, fail)
+    fail_on(monkeypatch, Path, call, number=number)
     with alone(str(tmp_path / "out"), notes.append):
         pass
     told = f"can't be locked ({os.strerror(number)}); make sure that no other job works there"
@@ -221,11 +211,8 @@ def test_a_lock_whose_file_can_not_be_made_is_a_note_where_the_job_may_work_and_
 def test_a_lock_s_file_that_can_not_be_removed_is_no_error_and_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: Path, **_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", fail)
+        fail_on(patch, Path, "unlink")
         with alone(str(tmp_path / "out"), pytest.fail):
             pass
     assert (tmp_path / "out" / ".work" / "lock").exists()

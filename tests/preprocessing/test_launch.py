@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from preprocessing import files, launch
-from preprocessing.contamination import Benchmark
 from preprocessing.inputs import Unit
 from preprocessing.job import Job
 from preprocessing.launch import begin, execute, locate, prepare, provide_vocabulary
@@ -21,6 +20,7 @@ from preprocessing.options import Arguments, parse
 from preprocessing.output import DISK_FULL, JobError, JobFailedError, State
 from preprocessing.schema import Vocabulary
 from preprocessing.tokenization import VocabularyError
+from tests.failing import fail_on
 from tests.preprocessing.maker import Maker
 from tests.preprocessing.test_wikipedia import dump, page
 
@@ -147,10 +147,7 @@ def test_storage_that_fails_when_an_output_is_looked_at_is_nobodys_mistake(
 def test_a_disk_that_is_full_when_a_benchmark_is_placed_is_told(
     make: Maker, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_job: Job, _benchmark: Benchmark) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(launch, "place_benchmark", fail)
+    fail_on(monkeypatch, launch, "place_benchmark", number=errno.ENOSPC)
     (tmp_path / "test.txt").write_text("So many words as are looked for in the books, or more.")
     said = make.error(tmp_path / "out", *arguments[:2], "--contamination", tmp_path)
     assert said == f"make_shards: error: {DISK_FULL.format(tmp_path / 'out')}"
@@ -176,11 +173,8 @@ def job_that_trains(arguments: list[str], size: str = "50") -> tuple[Job, list[U
 def test_a_disk_that_is_full_or_fails_when_the_vocabulary_is_trained_is_told(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], told: str
 ) -> None:
-    def fail(_job: Job, _tokens: Sequence[str]) -> None:
-        raise OSError(number, os.strerror(number))
-
     monkeypatch.setattr(launch, "draw_sample", sample)
-    monkeypatch.setattr(launch, "_write_vocabulary", fail)
+    fail_on(monkeypatch, launch, "_write_vocabulary", number=number)
     job, units = job_that_trains(arguments)
     with pytest.raises(kind, match=told):
         provide_vocabulary(job, units, [])
@@ -189,10 +183,7 @@ def test_a_disk_that_is_full_or_fails_when_the_vocabulary_is_trained_is_told(
 def test_a_vocabulary_that_was_trained_and_can_not_be_read_now_is_not_trained_anew(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: str) -> None:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-
-    monkeypatch.setattr(files, "read_text", fail)
+    fail_on(monkeypatch, files, "read_text", number=errno.ESTALE)
     job, units = job_that_trains(arguments)
     with pytest.raises(JobFailedError, match=r"out: can't be written or read \(Stale file handle\); once it can"):
         provide_vocabulary(job, units, [])
@@ -202,15 +193,12 @@ def test_a_vocabulary_that_was_trained_and_can_not_be_read_now_is_not_trained_an
 def test_what_can_not_be_removed_once_a_vocabulary_is_trained_or_can_not_be_is_no_error_of_its_own(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, kind: type[Exception] | None
 ) -> None:
-    def fail(path: str) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
     arguments = [*arguments[:2], "--train-vocab", size, *arguments[4:]]
     assert begun(arguments) == "new"
     left = tmp_path / "out" / ".work" / "sample-00000.arrow"
     left.touch()
     monkeypatch.setattr(launch, "draw_sample", sample)
-    monkeypatch.setattr(files, "_remove", fail)
+    fail_on(monkeypatch, files, "_remove")
     job, units = job_that_trains(arguments, size)
     with pytest.raises(kind) if kind else contextlib.nullcontext():
         assert provide_vocabulary(job, units, []).vocabulary.blake2b

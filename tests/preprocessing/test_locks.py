@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import io
 import os
 import socket
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from preprocessing.locks import holder, lock_file, try_lock, wait_and_lock
+from tests.failing import fail_on
 
 
 @pytest.fixture
@@ -41,19 +43,13 @@ def test_one_that_waits_has_it_alone_once_the_other_has_let_go(tmp_path):
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks(two, monkeypatch, code):
-    def refuse(*_):
-        raise OSError(code, "no locks")
-
-    monkeypatch.setattr("preprocessing.locks.fcntl.flock", refuse)
+    fail_on(monkeypatch, fcntl, "flock", number=code)
     assert try_lock(two[0]) is None
 
 
 def test_another_error_is_one(two, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.EIO, "broken")
-
-    monkeypatch.setattr("preprocessing.locks.fcntl.flock", fail)
-    with pytest.raises(OSError, match="broken"):
+    fail_on(monkeypatch, fcntl, "flock")
+    with pytest.raises(OSError, match="Input/output error"):
         try_lock(two[0])
 
 

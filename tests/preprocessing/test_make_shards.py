@@ -6,7 +6,6 @@ import contextlib
 import errno
 import gzip
 import json
-import os
 import re
 import runpy
 import shlex
@@ -38,6 +37,7 @@ from preprocessing.sources import Columns, ReadOptions, SourceError, StorageErro
 from preprocessing.storage_errors import UnavailableError
 from preprocessing.tokenization import VocabularyError, load_vocabulary
 from tests.conftest import ROOT
+from tests.failing import fail_on
 from tests.preprocessing.maker import Maker, contents
 from trainer.data import DataConfig, SampleStream
 from trainer.masking import MaskingConfig
@@ -268,10 +268,7 @@ def test_a_vocabulary_that_can_not_be_read_for_a_while_is_nobodys_mistake(
     books: Path, vocabulary_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], None], option: str,
 ) -> None:  # fmt: skip
-    def fail(path: Path, **_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-
-    monkeypatch.setattr(Path, "read_text", fail)
+    fail_on(monkeypatch, Path, "read_text")
     with pytest.raises(SystemExit, match="1"):
         command(["--books", f"{books}/*.txt", option, str(vocabulary_file), "--output", f"{tmp_path}/out"])
     told = f"error: {vocabulary_file}: can't be read now (Input/output error); give the same command again\n"

@@ -225,10 +225,7 @@ def test_finished_shards_whose_inputs_can_not_be_opened_are_told_to_be_finished(
 def test_inputs_that_are_gone_are_told_where_nobody_can_tell_whether_shards_are_finished(
     make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: str) -> bool:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
-    monkeypatch.setattr(files, "exists", fail)
+    fail_on(monkeypatch, files, "exists")
     said = make.error(tmp_path / "out", "--books", tmp_path / "*.txt")
     assert f"{tmp_path}/*.txt: no input file matches; " in said
     assert "the shards in" not in said
@@ -343,17 +340,12 @@ def test_an_old_file_that_can_not_be_removed_is_told_before_anything_new_is_writ
     name: str, number: int, code: int, told: str,
 ) -> None:  # fmt: skip
     """A manifest that stayed would tell of shards that are gone; what it tells of goes after it."""
-    output, unlink = tmp_path / "out", Path.unlink
+    output = tmp_path / "out"
     make(output, "--books", books / "*.txt")
     before = {path.name: path.read_bytes() for path in output.glob("*.*")}
 
-    def fail(path: Path, missing_ok: bool = False) -> None:
-        if path == output / name:
-            raise OSError(number, os.strerror(number), str(path))
-        unlink(path, missing_ok)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", fail)
+        fail_on(patch, Path, "unlink", output / name, number)
         with pytest.raises(SystemExit) as caught:
             make(output, "--books", books / "*.txt", "--seed", 2, "--overwrite")
     assert caught.value.code == code
@@ -370,13 +362,9 @@ def test_a_work_folder_that_can_not_be_removed_is_a_note_and_goes_with_the_next_
 ) -> None:
     output = tmp_path / "out"
     arguments = [str(argument) for argument in ("--books", books / "*.txt", "--vocab", make.vocabulary)]
-
-    def fail(path: str) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
     for told in ("done in", "nothing to do"):
         with monkeypatch.context() as patch:
-            patch.setattr(files, "_remove", fail)
+            fail_on(patch, files, "_remove")
             main([*arguments, "--output", str(output)])
         said = capsys.readouterr()
         assert told in said.out

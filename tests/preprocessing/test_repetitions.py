@@ -296,11 +296,8 @@ def test_a_benchmark_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 def test_a_file_of_a_benchmark_whose_storage_fails_is_not_called_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: Path, **_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-
     (tmp_path / "dev.tsv").write_text(" ".join(f"word{number}" for number in range(12)))
-    monkeypatch.setattr(Path, "read_text", fail)
+    fail_on(monkeypatch, Path, "read_text")
     with pytest.raises(
         StorageError, match=r"dev.tsv: can't be read \(Input/output error\); once it can, the same command goes on"
     ) as raised:

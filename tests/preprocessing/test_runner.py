@@ -29,6 +29,7 @@ from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.sources import SourceError
 from preprocessing.work_files import WorkFile
 from tests.conftest import ROOT
+from tests.failing import fail_on
 from tests.preprocessing.maker import started_by
 
 
@@ -137,10 +138,7 @@ def test_what_another_machines_engine_says_is_shown_at_once(capfd: pytest.Captur
 
 
 def test_without_room_for_a_temporary_file_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    fail_on(monkeypatch, tempfile, "TemporaryFile", number=errno.ENOSPC)
     with pytest.raises(JobError, match=r"no temporary file .*No space left on device.; .*TMPDIR"), runner._quiet(True):
         pass
 
@@ -230,10 +228,7 @@ def test_storage_where_nothing_can_be_read_any_more_is_told(job: Job, monkeypatc
     def build(_pipeline: beam.Pipeline) -> NoReturn:
         raise RuntimeError("what Beam says of it")
 
-    def unreadable(folder: str) -> dict[str, int]:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), folder)
-
-    monkeypatch.setattr(files, "names_below", unreadable)
+    fail_on(monkeypatch, files, "names_below", number=errno.ESTALE)
     with pytest.raises(JobFailedError, match=r"out: can't be written or read \(Stale file handle\); once it can"):
         runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
 
@@ -244,12 +239,9 @@ def test_a_mistake_of_the_users_is_told_though_what_was_made_can_not_be_removed(
     def build(_pipeline: beam.Pipeline) -> NoReturn:
         raise RuntimeError("what Beam says of it")
 
-    def fail(path: str) -> NoReturn:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
     (tmp_path / "out" / "job.json").write_text(json.dumps(describe(job, [])))
     Path(job.path(WorkFile.ERROR, place="a")).write_text("a.txt: damaged")
-    monkeypatch.setattr(files, "_remove", fail)
+    fail_on(monkeypatch, files, "_remove")
     with pytest.raises(SourceError, match=r"^a\.txt: damaged$"):
         runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
 

@@ -31,6 +31,7 @@ from preprocessing.schema import (
     token_type,
 )
 from preprocessing.storage_errors import UnavailableError
+from tests.failing import fail_on
 from tests.limits import limit, too_many_open_files
 from tests.rewriting import rewrite_shard
 
@@ -316,10 +317,7 @@ def test_a_shard_that_is_gone_since_its_directory_was_opened_is_told(directory: 
 def test_storage_that_fails_is_no_mistake_of_anybody_s(
     directory: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    def fail(path: Path, *_: Any, **__: Any) -> Any:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-
-    monkeypatch.setattr(Path, method, fail)
+    fail_on(monkeypatch, Path, method, number=errno.ESTALE)
     with pytest.raises(UnavailableError, match=r"^\S+: can't be read now \(Stale file handle\); give the same command"):
         ShardDirectory(directory)
 

@@ -64,10 +64,7 @@ def test_a_link_itself(folder: Path) -> None:
 def test_what_can_not_be_told_is_not_taken_for_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Path], object], number: int
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "stat", fail)
+    fail_on(monkeypatch, os, "stat", number=number)
     with pytest.raises(OSError, match=os.strerror(number)):
         ask(folder / "file")
 

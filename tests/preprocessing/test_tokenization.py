@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +28,7 @@ from preprocessing.tokenization import (
     parse_vocabulary,
     special_ids,
 )
+from tests.failing import fail_on
 from tests.trainer.shard_factory import save_tokenizer
 
 SENTENCES = [
@@ -207,11 +207,7 @@ def test_storage_that_fails_is_told_from_a_file_that_can_not_be_read(
     number: int, kind: type[Exception], told: str,
 ) -> None:  # fmt: skip
     save_tokenizer([*SPECIAL_TOKENS, "word"], True, tmp_path)
-
-    def fail(path: Path, *_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number), str(path))
-
-    monkeypatch.setattr(Path, "open", fail)
+    fail_on(monkeypatch, Path, "open", number=number)
     with pytest.raises(kind, match=rf"^{tmp_path}/\S+: {told}"):
         load(tmp_path / "vocab.txt" if load is load_vocabulary else tmp_path)
 

@@ -19,6 +19,7 @@ from preprocessing.files import write_text
 from preprocessing.tokenization import SPECIAL_TOKENS, load_vocabulary, vocabulary_text
 from preprocessing.train_vocab import main, parser
 from tests.conftest import ROOT
+from tests.failing import fail_on
 from tests.preprocessing import memory_filesystem
 from tests.streams import nobody_reads, stdout_to
 
@@ -168,10 +169,7 @@ def test_storage_that_fails_is_told_with_whether_that_may_pass(
     books: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     call: str, told: str, number: int, code: int,
 ) -> None:  # fmt: skip
-    def fail(path: str, *_: str) -> None:
-        raise OSError(number, os.strerror(number), path)
-
-    monkeypatch.setattr(files, call, fail)
+    fail_on(monkeypatch, files, call, number=number)
     with pytest.raises(SystemExit) as ended:
         main(["--books", str(books / "*.txt"), "--size", "60", "--output", str(tmp_path / "vocab.txt")])
     assert ended.value.code == code
