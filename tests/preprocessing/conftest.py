@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,6 +24,14 @@ def _text(seed: int, sentences: int) -> str:
     chance = random.Random(seed)
     made = [" ".join(chance.choices(WORDS, k=chance.randint(2, 14))).capitalize() + "." for _ in range(sentences)]
     return "\n\n".join(" ".join(made[begin : begin + 5]) for begin in range(0, len(made), 5)) + "\n"
+
+
+def write_books(folder: Path, count: int) -> Path:
+    """So many made-up books of different lengths in a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        (folder / f"book-{number:02d}.txt").write_text(_text(number, 20 + 7 * number))
+    return folder
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -57,20 +65,7 @@ def vocabulary_file(vocabulary: list[str], tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def write_books() -> Callable[[Path, int], Path]:
-    """Write so many made-up books of different lengths into a folder."""
-
-    def write(folder: Path, count: int) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        for number in range(count):
-            (folder / f"book-{number:02d}.txt").write_text(_text(number, 20 + 7 * number))
-        return folder
-
-    return write
-
-
-@pytest.fixture(scope="session")
-def books(write_books: Callable[[Path, int], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of twelve made-up books."""
     return write_books(tmp_path_factory.mktemp("corpus") / "books", 12)
 

@@ -12,6 +12,8 @@ import pytest
 from preprocessing.make_shards import main
 from preprocessing.schema import ShardDirectory
 
+TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+
 
 class Maker:
     """Runs the command with the settings that all tests share."""

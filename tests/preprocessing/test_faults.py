@@ -33,12 +33,11 @@ from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.second_pass import DropsNote
 from preprocessing.sources import MAX_DOCUMENT, Document, Part, ReadOptions, Skipped, SourceError, StorageError
 from tests.conftest import ROOT
-from tests.preprocessing.maker import Maker, contents, rows
+from tests.preprocessing.maker import TWO_PROCESSES, Maker, contents, rows
 from tests.preprocessing.test_inputs import text, write_jsonl, write_parquet
 from tests.preprocessing.test_wikipedia import SITEINFO, dump, page
 from tests.preprocessing.test_wikipedia_parts import damage, multistream
 
-TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 PAGES = [page(text(number), number=number) for number in range(1, 101)]
 SKIP = ReadOptions(on_error="skip")
 

@@ -26,7 +26,7 @@ from preprocessing.schema import ShardDirectory, pairs_column
 from preprocessing.sources import Part, ReadOptions, SourceError
 from preprocessing.sources.registry import SOURCES
 from tests.preprocessing import memory_filesystem
-from tests.preprocessing.conftest import WORDS
+from tests.preprocessing.conftest import WORDS, write_books
 from tests.preprocessing.maker import Maker, contents, rows
 from tests.preprocessing.test_decompression import in_tar
 from tests.preprocessing.test_wikipedia import SITEINFO, page
@@ -255,7 +255,7 @@ def test_a_book_that_is_called_as_a_row_of_another_source_is_told_in_a_line(make
 
 
 def test_a_folder_whose_own_name_looks_like_a_pattern(
-    make: Maker, write_books: Callable[[Path, int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "run [1]*"
     write_books(place / "a" / "b", 4)
@@ -429,7 +429,7 @@ def test_a_url_that_beam_can_not_open_is_told_with_what_is_missing(
 
 
 def test_a_tilde_within_quotation_marks_is_the_home_of_the_user(
-    make: Maker, write_books: Callable[[Path, int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(write_books(tmp_path / "books", 4))

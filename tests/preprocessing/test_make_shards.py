@@ -38,12 +38,10 @@ from preprocessing.storage_errors import UnavailableError
 from preprocessing.tokenization import VocabularyError, load_vocabulary
 from tests.conftest import ROOT
 from tests.failing import fail_on
-from tests.preprocessing.maker import Maker, contents
+from tests.preprocessing.conftest import write_books
+from tests.preprocessing.maker import TWO_PROCESSES, Maker, contents
 from trainer.data import DataConfig, SampleStream
 from trainer.masking import MaskingConfig
-
-TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
-Books = Callable[[Path, int], Path]
 
 
 @contextlib.contextmanager
@@ -339,7 +337,7 @@ def test_a_truncated_dump_is_told_in_a_line_from_any_process(
     assert not list((tmp_path / "out").glob("*.arrow"))
 
 
-def test_compression_is_seen_by_content(make: Maker, write_books: Books, tmp_path: Path) -> None:
+def test_compression_is_seen_by_content(make: Maker, tmp_path: Path) -> None:
     books = write_books(tmp_path / "books", 4)
     plain = (books / "book-02.txt").read_bytes()
     make(tmp_path / "plain", "--books", books / "*.txt")
@@ -386,7 +384,7 @@ def test_so_few_pairs_that_chance_alone_decides_are_not_told_to_lack_true_nexts(
 
 
 def test_how_much_is_really_held_out_is_told_where_that_is_far_from_what_was_asked_for(
-    make: Maker, write_books: Books, tmp_path: Path
+    make: Maker, tmp_path: Path
 ) -> None:
     books = ["--books", write_books(tmp_path / "books", 6) / "*.txt", "--validation-fraction"]
     said = make(tmp_path / "out", *books, 0.05)
@@ -398,7 +396,7 @@ def test_how_much_is_really_held_out_is_told_where_that_is_far_from_what_was_ask
     assert "held out" not in make(tmp_path / "none", *books, 0)
 
 
-def test_short_documents_and_empty_ones_are_counted(make: Maker, write_books: Books, tmp_path: Path) -> None:
+def test_short_documents_and_empty_ones_are_counted(make: Maker, tmp_path: Path) -> None:
     books = write_books(tmp_path / "books", 4)
     (books / "short.txt").write_text("A whale.")
     (books / "empty.txt").write_text("")
@@ -408,7 +406,7 @@ def test_short_documents_and_empty_ones_are_counted(make: Maker, write_books: Bo
     assert statistics["documents"] == {"read": 6, "in_shards": 4, "collisions": 0, "skipped": 2}
 
 
-def test_what_is_skipped_of_several_sources_is_told_by_reason(make: Maker, write_books: Books, tmp_path: Path) -> None:
+def test_what_is_skipped_of_several_sources_is_told_by_reason(make: Maker, tmp_path: Path) -> None:
     books, notes = write_books(tmp_path / "books", 4), tmp_path / "notes.jsonl"
     (books / "empty.txt").write_text("")
     notes.write_text('{"text": ""}\n{"text": "  "}\n')
@@ -416,7 +414,7 @@ def test_what_is_skipped_of_several_sources_is_told_by_reason(make: Maker, write
     assert "  skipped    3 empty\n" in said
 
 
-def test_words_that_the_vocabulary_lacks_are_counted(make: Maker, write_books: Books, tmp_path: Path) -> None:
+def test_words_that_the_vocabulary_lacks_are_counted(make: Maker, tmp_path: Path) -> None:
     books = write_books(tmp_path / "books", 4)
     (books / "chinese.txt").write_text("狗。犬。")
     make(tmp_path / "out", "--books", books / "*.txt")
@@ -774,9 +772,7 @@ def test_lost_shards_are_noticed(make: Maker, books: Path, tmp_path: Path, monke
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_three_documents_are_a_corpus_without_a_validation_split(
-    make: Maker, write_books: Books, tmp_path: Path
-) -> None:
+def test_three_documents_are_a_corpus_without_a_validation_split(make: Maker, tmp_path: Path) -> None:
     make(tmp_path / "out", "--books", write_books(tmp_path / "books", 3) / "*.txt", "--validation-fraction", 0.5)
     manifest = ShardDirectory(tmp_path / "out").manifest
     assert [(entry.split, entry.rows) for entry in manifest.shards] == [("train", 3)]

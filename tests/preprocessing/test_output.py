@@ -6,7 +6,6 @@ import os
 import shutil
 import tracemalloc
 import uuid
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from preprocessing.schema import ShardDirectory, Vocabulary
 from preprocessing.sources import StorageError
 from preprocessing.work_files import WorkFile
 from tests.failing import fail_on
+from tests.preprocessing.conftest import write_books
 from tests.preprocessing.maker import Maker, contents, rows
 
 
@@ -64,9 +64,7 @@ def test_another_vocabulary_is_told_in_words(
     assert f"{output}: holds {whose}: made with another vocabulary, not with {other}; use --overwrite" in said
 
 
-def test_a_glob_that_matches_the_output_too_reads_none_of_it(
-    make: Maker, write_books: Callable[[Path, int], Path], tmp_path: Path
-) -> None:
+def test_a_glob_that_matches_the_output_too_reads_none_of_it(make: Maker, tmp_path: Path) -> None:
     docs = write_books(tmp_path / "docs", 4)
     output = docs / "out"
     make(output, "--books", docs / "**")
@@ -82,7 +80,7 @@ def test_a_glob_that_matches_the_output_too_reads_none_of_it(
 
 
 def test_a_glob_that_matches_the_output_of_another_job_reads_none_of_it_and_all_that_lies_beside_it(
-    make: Maker, write_books: Callable[[Path, int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Maker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     docs = write_books(tmp_path / "docs", 4)
     make(docs / "first", "--books", docs / "**")
@@ -191,9 +189,7 @@ def test_who_would_cut_the_inputs_elsewhere_does_not_unmake_a_finished_job_and_d
     assert "done in" in make(output, "--books", books / "*.txt")
 
 
-def test_finished_shards_whose_inputs_are_gone_are_told_to_be_finished(
-    make: Maker, write_books: Callable[[Path, int], Path], tmp_path: Path
-) -> None:
+def test_finished_shards_whose_inputs_are_gone_are_told_to_be_finished(make: Maker, tmp_path: Path) -> None:
     output, books = tmp_path / "out", write_books(tmp_path / "books", 4)
     make(output, "--books", books / "*.txt")
     shutil.rmtree(books)

@@ -25,9 +25,9 @@ from preprocessing.storage_errors import exit_code
 from preprocessing.text import clean
 from tests.conftest import ROOT
 from tests.failing import fail_on
+from tests.preprocessing.conftest import write_books
+from tests.preprocessing.maker import TWO_PROCESSES
 
-TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
-Books = Callable[[Path, int], Path]
 Make = Callable[..., ShardDirectory]
 
 
@@ -45,7 +45,7 @@ def make(vocabulary_file: Path, capsys: pytest.CaptureFixture[str]) -> Make:
 
 
 @pytest.fixture
-def repetitive(write_books: Books, tmp_path: Path) -> Path:
+def repetitive(tmp_path: Path) -> Path:
     """Sixteen books: 00 to 09 are unlike each other, the others repeat them in one way or another."""
     folder = write_books(tmp_path / "books", 10)
     shutil.copy(folder / "book-03.txt", folder / "book-03-again.txt")
@@ -163,7 +163,7 @@ def test_a_job_killed_between_the_passes_goes_on_to_the_same_bytes(
 
 
 def test_a_corpus_of_one_document_and_its_copies_is_refused(
-    make: Make, write_books: Books, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     books = write_books(tmp_path / "books", 1)
     shutil.copy(books / "book-00.txt", books / "copy.txt")
@@ -421,9 +421,7 @@ def test_what_a_real_benchmark_has_in_its_own_texts_and_in_a_book(real_data: Pat
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_copies_are_accounted_for_wherever_the_split_falls(
-    make: Make, write_books: Books, tmp_path: Path, seed: int
-) -> None:
+def test_copies_are_accounted_for_wherever_the_split_falls(make: Make, tmp_path: Path, seed: int) -> None:
     # So small a corpus moves documents between the splits, and may have no validation split at all.
     count = 3 + seed % 2
     books = write_books(tmp_path / "books", count)

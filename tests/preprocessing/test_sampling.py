@@ -29,11 +29,10 @@ from preprocessing.sources import Document, Skipped, StorageError
 from preprocessing.text import clean
 from preprocessing.train_vocab import main as train_vocab
 from preprocessing.work_files import WorkFile
-from tests.preprocessing.maker import contents
+from tests.preprocessing.maker import TWO_PROCESSES, contents
 from tests.preprocessing.test_wikipedia import SITEINFO, dump, page
 from tests.preprocessing.watchdog import noting
 
-TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 DOCUMENTS = [Document(f"d{n}", "books", None, f"text {n} " + "x" * n) for n in range(50)]
 
 

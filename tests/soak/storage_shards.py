@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 import tests.conftest  # noqa: F401  sets the environment as for the tests
 from preprocessing.make_shards import main as make_shards
-from tests.preprocessing.test_faults import TWO_PROCESSES
+from tests.preprocessing.maker import TWO_PROCESSES
 from tests.preprocessing.test_inputs import text
 from tests.preprocessing.test_wikipedia import SITEINFO, page
 from tests.preprocessing.test_wikipedia_parts import multistream
