@@ -25,10 +25,10 @@ def write_table(path: Path, header: Sequence[str], rows: Sequence[Sequence[objec
     path.write_text("".join("\t".join(map(str, row)) + "\n" for row in (header, *rows)), encoding="utf-8")
 
 
-def write_mrpc(data: Path, train: int = 48, dev: int = 16, test: int = 6) -> Path:
+def write_mrpc(data: Path, dev: int = 16, test: int = 6) -> Path:
     """Pairs are alike where the second one is marked; two of three are."""
     generator = np.random.default_rng(1)
-    for split, count in (("train", train), ("dev", dev), ("test", test)):
+    for split, count in (("train", 48), ("dev", dev), ("test", test)):
         rows = []
         for i in range(count):
             label = int(i % 3 != 0)
@@ -39,10 +39,10 @@ def write_mrpc(data: Path, train: int = 48, dev: int = 16, test: int = 6) -> Pat
     return data
 
 
-def write_stsb(data: Path, train: int = 48, dev: int = 16, test: int = 4) -> Path:
+def write_stsb(data: Path, test: int = 4) -> Path:
     """Pairs are alike where the second one is marked; a test set of no examples is not written."""
     generator = np.random.default_rng(2)
-    for split, count in (("train", train), ("dev", dev), ("test", test)):
+    for split, count in (("train", 48), ("dev", 16), ("test", test)):
         rows = [[i, _sentence(generator, False), _sentence(generator, i % 2 > 0), 5.0 * (i % 2)] for i in range(count)]
         header = ["index", "sentence1", "sentence2", "score"]
         width = 3 if split == "test" else 4
@@ -51,14 +51,14 @@ def write_stsb(data: Path, train: int = 48, dev: int = 16, test: int = 4) -> Pat
     return data
 
 
-def write_mnli(data: Path, train: int = 30, dev: int = 9) -> Path:
+def write_mnli(data: Path) -> Path:
     """With both dev sets, both test sets, and the diagnostic set."""
     generator = np.random.default_rng(3)
     labels = ("entailment", "neutral", "contradiction")
     for name in ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched"):
         rows = [
             [i, _sentence(generator, False), _sentence(generator, i % 3 == 0), labels[i % 3]]
-            for i in range(train if name == "train" else dev)
+            for i in range(30 if name == "train" else 9)
         ]
         header = ["index", "sentence1", "sentence2", "gold_label"]
         width = 3 if name.startswith("test") else 4
@@ -68,10 +68,10 @@ def write_mnli(data: Path, train: int = 30, dev: int = 9) -> Path:
     return data
 
 
-def write_squad(data: Path, version: str, train: int = 12, dev: int = 6) -> Path:
+def write_squad(data: Path, version: str) -> Path:
     """The answer is the word after the mark; in version 2.0 every third question has none."""
     generator = np.random.default_rng(4)
-    for split, count in (("train", train), ("dev", dev)):
+    for split, count in (("train", 12), ("dev", 6)):
         paragraphs = []
         for i in range(count):
             impossible = version == "v2.0" and i % 3 == 0
@@ -89,10 +89,10 @@ def write_squad(data: Path, version: str, train: int = 12, dev: int = 6) -> Path
     return data
 
 
-def write_codah(data: Path, rows: int = 30) -> Path:
+def write_codah(data: Path) -> Path:
     generator = np.random.default_rng(5)
     lines = []
-    for i in range(rows):
+    for i in range(30):
         endings = [_sentence(generator, ending == i % 4, 3) for ending in range(4)]
         lines.append("\t".join(["c", _sentence(generator, False), *endings, str(i % 4)]))
     (data / "codah").mkdir(parents=True)
@@ -100,7 +100,7 @@ def write_codah(data: Path, rows: int = 30) -> Path:
     return data
 
 
-def write_swag(data: Path, rows: int = 12) -> Path:
+def write_swag(data: Path) -> Path:
     generator = np.random.default_rng(6)
     (data / "swag").mkdir(parents=True, exist_ok=True)
     for name in ("train.csv", "val.csv", "test.csv"):
@@ -110,21 +110,21 @@ def write_swag(data: Path, rows: int = 12) -> Path:
             header = ["", "video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source", *endings, "label"]
             width = len(header) - (name == "test.csv")
             writer.writerow(header[:width])
-            for i in range(rows):
+            for i in range(12):
                 texts = [_sentence(generator, ending == i % 4, 3) for ending in range(4)]
                 row = [i, "v", i, "", _sentence(generator, False), "word3", "gold", *texts, i % 4]
                 writer.writerow(row[:width])
     return data
 
 
-def write_conll(data: Path, documents: int = 4, sentences: int = 4) -> Path:
+def write_conll(data: Path, documents: int = 4) -> Path:
     """The mark is a person."""
     generator = np.random.default_rng(7)
     for name in ("eng.train", "eng.testa", "eng.testb"):
         lines = []
         for _ in range(documents):
             lines += ["-DOCSTART- -X- O O", ""]
-            for _ in range(sentences):
+            for _ in range(4):
                 words = _sentence(generator, True).split()
                 lines += [f"{word} NN O {'I-PER' if word == MARK else 'O'}" for word in words] + [""]
         path = data / "conll2003" / name

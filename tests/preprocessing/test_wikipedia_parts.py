@@ -19,9 +19,9 @@ from tests.preprocessing.test_wikipedia import BOMB, SITEINFO, dump, page
 PAGES = [page(f"Page {number} is here.{' It is long.' * (number % 7 * 300)}", number=number) for number in range(60)]
 
 
-def multistream(header: str, pages: Sequence[str], encoding: str = "utf-8", per_stream: int = 10) -> bytes:
-    """As Wikimedia writes them: the header, so many pages a stream, the end."""
-    texts = ["".join(pages[at : at + per_stream]) for at in range(0, len(pages), per_stream)]
+def multistream(header: str, pages: Sequence[str], encoding: str = "utf-8") -> bytes:
+    """As Wikimedia writes them: the header, ten pages a stream, the end."""
+    texts = ["".join(pages[at : at + 10]) for at in range(0, len(pages), 10)]
     streams = [f'<mediawiki xml:lang="en">{header}', *texts, "</mediawiki>"]
     marked = ["\ufeff" if encoding.startswith("utf-16") else "", *([""] * len(streams))]
     return b"".join(bz2.compress((mark + text).encode(encoding)) for mark, text in zip(marked, streams, strict=False))
