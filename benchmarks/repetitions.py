@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from preprocessing.dedup import Run, review
+from preprocessing.dedup import Review, Run
 from preprocessing.fingerprints import PERMUTATIONS, RepeatRule
 from preprocessing.token_buffer import LINES, documents_schema
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 def search(runs: list[Run], rule: RepeatRule) -> int:
     """How many lines, or documents, are dropped."""
-    found = review(runs, rule)
+    found = Review(runs, rule)
     if rule.lines:
         return sum(batch.num_rows for batch in found.drop_lines(1))  # each is written before the next is looked for
     return int(np.count_nonzero(found.lost))

@@ -72,14 +72,14 @@ def _cuts(batches: Sequence[pa.RecordBatch], by: str, bounds: np.ndarray) -> np.
 
 
 class Review:
-    """Looks through the records of the whole corpus and marks what is lost.
+    """Looks through the records of the whole corpus and marks what is lost: documents at once, lines by drop_lines.
 
     Attributes:
         lost: [documents] the Reason for which each is dropped, or 0; in the order of the runs.
     """
 
-    def __init__(self, runs: Iterable[Run]):
-        """Rank the documents by id, and drop all but the newest of one id.
+    def __init__(self, runs: Iterable[Run], rule: RepeatRule):
+        """Rank the documents by id, drop all but the newest of one id, and then those that the rule drops.
 
         Raises:
             SourceError: documents of two sources have one id, so that neither is a version of the other.
@@ -90,6 +90,10 @@ class Review:
         self.lost = np.zeros(self._first[-1], np.uint8)
         self._rank = np.zeros(self._first[-1], np.int64)
         self._rank_documents()
+        if rule.documents:
+            self._drop_documents()
+        if rule.near_duplicates is not None:
+            self._drop_near_duplicates(rule.near_duplicates)
 
     def _all(self, name: str) -> np.ndarray:
         """A column of numbers of all documents' records; uint64 [documents]."""
@@ -152,13 +156,13 @@ class Review:
     def _alive(self) -> np.ndarray:
         return np.flatnonzero(self.lost == 0)
 
-    def drop_documents(self) -> None:
+    def _drop_documents(self) -> None:
         """Drop documents whose text another one has."""
         alive = self._alive()
         again = repeated(self._all("text")[alive], self._rank[alive])
         self.lost[alive[again]] = Reason.DUPLICATE_DOCUMENT
 
-    def drop_near_duplicates(self, threshold: float) -> None:
+    def _drop_near_duplicates(self, threshold: float) -> None:
         """Drop documents that share so much with another one; of a whole cluster of such the smallest id stays.
 
         Candidates share a band of their signatures with the smallest id in that band; what both signatures say
@@ -295,16 +299,6 @@ class Review:
         record = {name: run.documents.column(name)[row].as_py() for name in ("split_hash", "doc_id", "tokens")}
         span = Span(run.unit, run.batch, row, row + 1, record["tokens"])
         return Edge(record["split_hash"], record["doc_id"], span)
-
-
-def review(runs: Sequence[Run], rule: RepeatRule) -> Review:
-    """A review that has decided upon documents; lines are still to be looked through."""
-    made = Review(runs)
-    if rule.documents:
-        made.drop_documents()
-    if rule.near_duplicates is not None:
-        made.drop_near_duplicates(rule.near_duplicates)
-    return made
 
 
 def reasons_of(rows: np.ndarray, lost: pa.RecordBatch) -> np.ndarray:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from preprocessing import files
 from preprocessing.contamination import shares
-from preprocessing.dedup import LOST, REPEATS, Run, by_row, reasons_of, repeats_of, review
+from preprocessing.dedup import LOST, REPEATS, Review, Run, by_row, reasons_of, repeats_of
 from preprocessing.job import Job, reporting, versions
 from preprocessing.layout import Counts, Edge, Settlement, Span, split_of
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardEntry
@@ -47,7 +47,7 @@ class DropsNote(NamedTuple):
 def find_drops(job: Job) -> DropsNote:
     """Between the passes, once every unit is done: write which documents and lines are dropped."""
     with TemporaryDirectory() as folder:
-        found = review(list(_runs(job, folder)), job.options.repeats)
+        found = Review(_runs(job, folder), job.options.repeats)
         by_hash = job.path(WorkFile.REPEATS_BY_HASH)
         with files.publish_arrow(by_hash, job.work, REPEATS) as writer:
             for batch in found.drop_lines(job.options.min_tokens):

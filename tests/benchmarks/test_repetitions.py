@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from preprocessing.dedup import Reason, review
+from preprocessing.dedup import Reason, Review
 from preprocessing.fingerprints import RepeatRule
 from repetitions import PER_RUN, made_up, search
 
@@ -16,7 +16,7 @@ NEAR = RepeatRule(documents=True, lines=False, line_characters=100, near_duplica
 def test_lines_are_repeated_as_often_as_asked(tmp_path, share, expected):
     runs = made_up(tmp_path, 10_000, 5, share)
     assert [run.documents.num_rows for run in runs] == [PER_RUN, PER_RUN, 2_000]
-    found = review(runs, RULE)  # as many repeat another one as there are hashes that no line has
+    found = Review(runs, RULE)  # as many repeat another one as there are hashes that no line has
     assert sum(batch.num_rows for batch in found.drop_lines(1)) == pytest.approx(expected, rel=0.02)
     assert set(found.lost.tolist()) <= {0, Reason.REPEATED_LINES}
 

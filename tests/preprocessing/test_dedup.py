@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preprocessing import dedup
-from preprocessing.dedup import REPEATS, Reason, Review, Run, by_row, reasons_of, repeats_of, review
+from preprocessing.dedup import REPEATS, Reason, Review, Run, by_row, reasons_of, repeats_of
 from preprocessing.fingerprints import RepeatRule, fingerprint, signature, word_sequences
 from preprocessing.layout import Layout
 from preprocessing.shards import PairOptions, Rows, build_shard, lines_of, take_rows, without_lines
@@ -127,7 +127,7 @@ def test_what_stays_is_what_a_naive_search_leaves_in_any_order(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dedup, "RANGE_RECORDS", 4)
         corpus = Corpus(texts, rule, order, units)
-        found = review(corpus.runs, rule)
+        found = Review(corpus.runs, rule)
         if texts:
             assert what_stays(corpus.rows(found, min_tokens)) == reference(texts, rule, min_tokens)
         alive = sorted((LAYOUT.place(doc_id).split_hash, doc_id) for doc_id in reference(texts, rule, min_tokens))
@@ -151,7 +151,7 @@ def test_every_reason_is_counted_by_source() -> None:
         Text("f", ("ab", "ab")),
     ]
     corpus = Corpus(texts, RULE)
-    found = review(corpus.runs, RULE)
+    found = Review(corpus.runs, RULE)
     rows = corpus.rows(found, 1)
     batch, counts = build_shard(ONLY, rows, LAYOUT, 0, OPTIONS, np.ones(1000, bool), 1)
     assert batch["doc_id"].to_pylist() == ["a", "c", "d", "f"]
@@ -216,7 +216,7 @@ def test_a_line_is_not_dropped_for_a_copy_that_is_dropped_itself() -> None:
     # The older revision of a, and b, which is a duplicate, have lines that c is the only one to keep.
     texts = [Text("a", ("abc",)), Text("a", ("def",), revision=1), Text("b", ("def",)), Text("c", ("abc", "ijj"))]
     corpus = Corpus(texts, RULE)
-    found = review(corpus.runs, RULE)
+    found = Review(corpus.runs, RULE)
     assert what_stays(corpus.rows(found, 1)) == {"a": ["def"], "c": ["abc", "ijj"]}
 
 
@@ -224,7 +224,7 @@ def test_a_document_is_not_dropped_for_a_copy_that_is_dropped_itself() -> None:
     """Nobody else has the text that a had before."""
     texts = [Text("a", ("abc",)), Text("a", ("def",), revision=1), Text("b", ("abc",))]
     corpus = Corpus(texts, RULE)
-    found = review(corpus.runs, RULE)
+    found = Review(corpus.runs, RULE)
     assert what_stays(corpus.rows(found, 1)) == {"a": ["def"], "b": ["abc"]}
     assert found.counts() == {"dropped/books/collision": 1}
 
@@ -233,7 +233,7 @@ def test_of_two_texts_of_one_revision_the_same_one_stays_in_any_order() -> None:
     """Two dumps may have a page of one revision with other templates filled in."""
     texts = [Text("a", ("abc", "def")), Text("a", ("hij",)), Text("a", ("jih", "a")), Text("b", ("jjj",))]
     corpora = [Corpus(texts, RULE, order, units) for order in range(8) for units in (1, 2, 4)]
-    first, *others = (what_stays(corpus.rows(review(corpus.runs, RULE), 1)) for corpus in corpora)
+    first, *others = (what_stays(corpus.rows(Review(corpus.runs, RULE), 1)) for corpus in corpora)
     assert sorted(first) == ["a", "b"]
     assert all(other == first for other in others)
 
@@ -242,12 +242,12 @@ def test_of_two_texts_of_one_revision_the_same_one_stays_in_any_order() -> None:
 def test_documents_of_two_sources_are_no_versions_of_each_other(order: int) -> None:
     pages = [Text("enwiki/1", ("aj",), revision, "wikipedia") for revision in (3, 4)]
     others = [Text("enwiki/2", ("bj",)), Text("enwiki/3", ("cj",), source="jsonl")]
-    found = review(Corpus([*pages, *others], RULE, order, units=2).runs, RULE)
+    found = Review(Corpus([*pages, *others], RULE, order, units=2).runs, RULE)
     assert found.counts() == {"dropped/wikipedia/collision": 1}
     book = Text("enwiki/1", ("dj",))
     told = "'enwiki/1' is the id of a document of --books and of one of --wikipedia, which must differ; rename a file"
     with pytest.raises(SourceError, match=told):
-        review(Corpus([*pages, *others, book], RULE, order, units=2).runs, RULE)
+        Review(Corpus([*pages, *others, book], RULE, order, units=2).runs, RULE)
 
 
 def test_the_sources_of_all_documents_may_have_more_bytes_than_arrow_can_index() -> None:
@@ -257,14 +257,14 @@ def test_the_sources_of_all_documents_may_have_more_bytes_than_arrow_can_index()
     for unit in range(40):
         (run,) = Corpus([Text(f"d{max(unit, 1)}", ("abc",), revision=unit)], RULE).runs
         runs.append(Run(unit, 0, run.documents.set_column(1, "source", long), run.lines))
-    assert review(runs, RULE).lost.tolist() == [Reason.COLLISION, 0, *[Reason.DUPLICATE_DOCUMENT] * 38]
+    assert Review(runs, RULE).lost.tolist() == [Reason.COLLISION, 0, *[Reason.DUPLICATE_DOCUMENT] * 38]
     runs[1] = runs[1]._replace(documents=runs[1].documents.set_column(1, "source", pa.array(["books"])))
     with pytest.raises(SourceError, match="'d1' is the id of a document of --books and of one of --xxx"):
-        review(runs, RULE)
+        Review(runs, RULE)
 
 
 def test_an_empty_corpus_has_nothing_to_drop() -> None:
-    found = review([], RepeatRule(True, True, 1, near_duplicates=0.8))
+    found = Review([], RepeatRule(True, True, 1, near_duplicates=0.8))
     assert list(found.drop_lines(1)) == []
     assert found.edges() == []
     assert len(found.lost_documents()) == 0
@@ -330,7 +330,7 @@ def signed(texts: Sequence[tuple[str, str]], threshold: float, units: int = 1) -
             buffer.add(EncodedDocument(Document(name, "books", None, "", revision), tokens, ends, print_))
         made = buffer.flush(unit, 0, UnitNote())
         runs.append(Run(unit, 0, made.documents, made.lines))
-    return review(runs, rule)
+    return Review(runs, rule)
 
 
 def near(texts: dict[str, str], threshold: float, units: int, order: int) -> set[str]:
