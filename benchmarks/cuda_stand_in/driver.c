@@ -7,11 +7,6 @@ extern void stand_in_launched(CUstream stream);
 static char context;
 
 CUresult cuInit(unsigned flags) { return CUDA_SUCCESS; }
-CUresult cuCtxSetCurrent(CUcontext which) { return CUDA_SUCCESS; }
-CUresult cuCtxSetLimit(CUlimit which, size_t value) { return CUDA_SUCCESS; }
-CUresult cuModuleUnload(CUmodule module) { return CUDA_SUCCESS; }
-CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute which, int value) { return CUDA_SUCCESS; }
-CUresult cuFuncSetCacheConfig(CUfunction f, CUfunc_cache cache) { return CUDA_SUCCESS; }
 
 CUresult cuDriverGetVersion(int *version)
 {
