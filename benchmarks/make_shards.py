@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import wraps
 from importlib.util import find_spec
@@ -171,13 +171,13 @@ def job(*arguments: object) -> dict[str, Any]:
     return {"bytes": sum(entry.bytes for entry in manifest.shards), **manifest.statistics}
 
 
-def sentences_of(books: Path) -> list[str]:
+def sentences_of(books: Iterable[Path]) -> list[str]:
     """The sentences that the job finds in books."""
     from preprocessing.sources import Document
     from preprocessing.sources.books import read
     from preprocessing.text import clean, split_lines
 
-    items = [item for path in sorted(books.iterdir()) for item in read(io.BytesIO(path.read_bytes()), "")]
+    items = [item for path in sorted(books) for item in read(io.BytesIO(path.read_bytes()), "")]
     texts = [item.text for item in items if isinstance(item, Document)]
     return [sentence for text in texts for line in split_lines(clean(text), "en") for sentence in line]
 
@@ -186,7 +186,7 @@ def bare_tokenizer(books: Path, vocabulary: Path) -> float:
     """CPU seconds that `tokenizers` takes for the sentences of books and nothing else."""
     from preprocessing.tokenization import build_tokenizer, load_vocabulary
 
-    tokenizer, sentences = build_tokenizer(load_vocabulary(vocabulary), lowercase=True), sentences_of(books)
+    tokenizer, sentences = build_tokenizer(load_vocabulary(vocabulary), lowercase=True), sentences_of(books.iterdir())
     gc.disable()
     begun = time.process_time()
     for begin in range(0, len(sentences), 10_000):
@@ -199,7 +199,7 @@ def engines(books: Path, vocabulary: Path) -> dict[str, float]:
     from preprocessing.encoder import Encoder
     from preprocessing.tokenization import load_vocabulary
 
-    sentences, tokens, taken = sentences_of(books), load_vocabulary(vocabulary), {}
+    sentences, tokens, taken = sentences_of(books.iterdir()), load_vocabulary(vocabulary), {}
     for engine in ("words", "nanotoken"):
         if engine == "words" or find_spec(engine):
             encode = Encoder(tokens, True, engine)  # type: ignore[arg-type]
@@ -230,11 +230,7 @@ def google(clone: Path, books: Path, vocabulary: Path, folder: Path) -> dict[str
     text, size = folder / "google.txt", 0
     with text.open("w", encoding="utf-8") as file:
         for path in sorted(books.iterdir()):
-            one = folder / "one"
-            one.mkdir(exist_ok=True)
-            copy = one / "book.txt"
-            copy.write_bytes(path.read_bytes())
-            lines = "\n".join(sentences_of(one)) + "\n\n"
+            lines = "\n".join(sentences_of([path])) + "\n\n"
             size += len(lines.encode())
             file.write(lines)
             if size > GOOGLE_SAMPLE:
