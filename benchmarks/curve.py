@@ -38,6 +38,9 @@ from trainer.loading import StepReader
 
 MEASURED = range(30, 60)  # steps that tell how many more there is time for
 VALIDATIONS = 8  # of a training of --seconds
+# What each leaves below OUTPUT: a line for each step, and for each validation.
+CURVES = {"ours": "ours/metrics.jsonl", "transformers": "peer.jsonl"}
+HELD_OUT = {"ours": "ours/validation.jsonl", "transformers": "peer.held_out.jsonl"}
 
 
 def main() -> None:
@@ -89,8 +92,8 @@ def train_peer(arguments: argparse.Namespace) -> None:
     reader = StepReader(steps, 0, recipe.last_step, recipe.data.processes(device))
     seconds, first = 0.0, 0.0
     with (
-        (arguments.output / "peer.jsonl").open("w") as log,
-        (arguments.output / "peer.held_out.jsonl").open("w") as held,
+        (arguments.output / CURVES["transformers"]).open("w") as log,
+        (arguments.output / HELD_OUT["transformers"]).open("w") as held,
     ):
         for step, (batch,) in enumerate(reader):
             began = time.perf_counter()
@@ -162,15 +165,15 @@ def held_out(model: Any, shards: ShardDirectory, recipe: Recipe, device: torch.d
 
 def report(arguments: argparse.Namespace) -> None:
     """Print the table of the last step that both were evaluated at, and draw the picture."""
-    run = arguments.output / "ours"
-    held = {"ours": run / "validation.jsonl", "transformers": arguments.output / "peer.held_out.jsonl"}
-    lines = {name: {line["step"]: line for line in read_lines(path)} for name, path in held.items()}
+    lines = {
+        name: {line["step"]: line for line in read_lines(arguments.output / file)} for name, file in HELD_OUT.items()
+    }
     step = max(lines["ours"].keys() & lines["transformers"].keys())
     rows = {name: by_step[step] for name, by_step in lines.items()}
     text = _table(rows, step)
     (arguments.output / "table.md").write_text(text, encoding="utf-8")
     print(text)
-    _draw(arguments.output, run)
+    _draw(arguments.output)
 
 
 def _table(rows: dict[str, dict[str, float]], step: int) -> str:
@@ -184,21 +187,18 @@ def _table(rows: dict[str, dict[str, float]], step: int) -> str:
     return markdown_table(table, (1, 2, 3))
 
 
-def _draw(output: Path, run: Path) -> None:
+def _draw(output: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    curves = {"ours": run / "metrics.jsonl", "transformers": output / "peer.jsonl"}
-    held = {"ours": run / "validation.jsonl", "transformers": output / "peer.held_out.jsonl"}
-    for (name, path), style in zip(curves.items(), ("-", "--"), strict=True):
-        lines = list(read_lines(path))
+    for name, style in (("ours", "-"), ("transformers", "--")):
+        lines, points = (list(read_lines(output / files[name])) for files in (CURVES, HELD_OUT))
         losses = torch.tensor([line["loss"] for line in lines])
         smooth = losses.unfold(0, 50, 10).mean(dim=1)
         left.plot([line["step"] for line in lines][49::10][: len(smooth)], smooth, style, label=name)
-        points = list(read_lines(held[name]))
         places = [point["step"] for point in points]
         middle.plot(places, [point["mlm_loss"] for point in points], style, marker=".", label=name)
         right.plot(places, [point["nsp_accuracy"] for point in points], style, marker=".", label=name)

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from common import DEMO, ROOT, Parts, found_by, missing, one_phase, open_shards, run_programs
+from curve import CURVES, HELD_OUT
 from preprocessing.interruption import end_when_interrupted
 from preprocessing.markdown import markdown_table
 from trainer.config import load_recipe
@@ -143,12 +144,10 @@ def fine_tune(task: str, models: dict[str, str], arguments: argparse.Namespace) 
 
 def read_curve(work: Path, name: str) -> dict[str, list[float]]:
     """Tokens, seconds of training and loss of each step, and where the held-out losses are, of which steps."""
-    ours = name == "ours"
-    lines = list(read_lines(work / "ours" / "metrics.jsonl" if ours else work / "peer.jsonl"))
-    held_out = list(read_lines(work / "ours" / "validation.jsonl" if ours else work / "peer.held_out.jsonl"))
+    lines, held_out = (list(read_lines(work / files[name])) for files in (CURVES, HELD_OUT))
     if len(lines) < 2:
         raise RuntimeError(f"{len(lines)} steps are no curve")
-    if ours:
+    if name == "ours":
         seconds = list(accumulate(line["data_seconds"] + line["compute_seconds"] for line in lines))
         tokens = [line["tokens_per_second"] * (line["data_seconds"] + line["compute_seconds"]) for line in lines]
     else:
