@@ -7,12 +7,13 @@ The gradient is like that of word embeddings: 30,522 rows of 1,024 whose sizes d
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from attention import least_seconds
 from preprocessing.markdown import markdown_table
 from trainer.gradients import total_norm
 
@@ -31,14 +32,10 @@ def main() -> None:
     gradient = torch.randn(30522, 1024) * torch.exp(3 * torch.randn(30522, 1))
     exact = float(gradient.double().norm())
     table = [["way", "ms", "relative error"]]
-    for name, way in WAYS.items():
-        seconds = []
-        for _ in range(9):
-            began = time.perf_counter()
-            found = float(way(gradient))
-            seconds.append(time.perf_counter() - began)
-        error = "" if "extremes" in name else f"{abs(found / exact - 1):.0e}"
-        table.append([name, f"{1e3 * min(seconds):.1f}", error])
+    seconds = least_seconds([partial(way, gradient) for way in WAYS.values()], 9)
+    for (name, way), least in zip(WAYS.items(), seconds, strict=True):
+        error = "" if "extremes" in name else f"{abs(float(way(gradient)) / exact - 1):.0e}"
+        table.append([name, f"{1e3 * least:.1f}", error])
     print(markdown_table(table, (1, 2)))
 
 
