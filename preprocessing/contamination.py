@@ -7,7 +7,6 @@ It occurs in the corpus when 70 % of its sequences of eight words do, anywhere, 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from preprocessing.fingerprints import word_sequences, words_of
 from preprocessing.globs import files_below
+from preprocessing.schema import new_checksum
 from preprocessing.sources import SourceError, unread
 from preprocessing.sources.lines import parse_json
 from preprocessing.status import is_dir
@@ -41,7 +41,7 @@ class Benchmark(NamedTuple):
     @property
     def identity(self) -> str:
         """A checksum of all of it."""
-        content = hashlib.blake2b(digest_size=16)
+        content = new_checksum()
         for batch in self:
             content.update(batch.serialize())
         return content.hexdigest()

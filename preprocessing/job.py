@@ -90,10 +90,6 @@ class Job:
         kinds = (WorkFile.TOKENS, WorkFile.DOCUMENTS, WorkFile.LINES)
         return UnitFiles(*(self.path(kind, unit=unit) for kind in kinds))
 
-    def shard_file(self, shard: str) -> str:
-        """A shard."""
-        return files.join(self.output, shard)
-
     def left_error(self, kind: WorkFile) -> str | None:
         """The error that a worker left, of a kind or of a narrower one; the first of several."""
         left = sorted(filter(kind.fits, files.names_below(self.work)))

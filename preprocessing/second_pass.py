@@ -81,7 +81,7 @@ def write_shard(job: Job, shard: str, spans: Iterable[Span], threshold: int) -> 
     """
     rows = read_spans(job, spans)
     batch, counts = build_shard(shard, rows, job.layout, threshold, job.options.pairs, *_of_vocabulary(job))
-    with files.publish(job.shard_file(shard), job.work) as sink:
+    with files.publish(files.join(job.output, shard), job.work) as sink:
         with pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
         lengths = job.options.pairs.sequence_lengths

@@ -68,7 +68,7 @@ def build(rows: tuple[str, Iterable[Span]], job: Job, settlement: Settlement) ->
     shard, spans = rows
     if split_of(shard) == "validation" and not settlement.threshold:
         return  # too small a corpus: what was set aside for validation has been moved
-    made = (job.shard_file(shard),)
+    made = (files.join(job.output, shard),)
     write = partial(write_shard, job, shard, spans, settlement.threshold)
     yield ShardNote(*_once(job, shard, job.path(WorkFile.SHARD_NOTE, shard=shard), made, write))
 
