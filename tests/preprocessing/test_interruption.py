@@ -121,6 +121,14 @@ def start(*command: object, ignored: bool = False) -> subprocess.Popen[str]:
             signal.signal(number, handler)
 
 
+def begin(*command: object, ignored: bool = False) -> subprocess.Popen[str]:
+    """The same, once it says that it has begun."""
+    process = start(*command, ignored=ignored)
+    assert process.stdout
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
 @pytest.mark.parametrize(
     ("workers", "moment"),
     [
@@ -163,9 +171,7 @@ def test_a_worker_that_is_started_meanwhile_ends_too(books: Path, vocabulary_fil
     """It would wait for minutes for the job that started it."""
     options = ("--vocab", vocabulary_file, "--output", tmp_path / "out", "--direct_num_workers=2")
     job = ("run", "preprocessing/make_shards.py", "--books", books / "*.txt")
-    process = start(sys.executable, "-c", LATE_WORKER, *job, *options)
-    assert process.stdout
-    assert process.stdout.readline() == "begun\n"
+    process = begin(sys.executable, "-c", LATE_WORKER, *job, *options)
     process.terminate()
     assert process.communicate(timeout=60)[1] == "make_shards: interrupted; the same command goes on with this job\n"
     assert process.returncode == 128 + signal.SIGTERM
@@ -185,9 +191,7 @@ def test_the_training_of_a_vocabulary_ends_with_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [IN_C, IN_PYTHON], ids=["in C", "in Python"])
 def test_code_of_every_kind_is_ended_with_a_line(code: str) -> None:
-    process = start(sys.executable, "-c", code)
-    assert process.stdout
-    assert process.stdout.readline() == "begun\n"
+    process = begin(sys.executable, "-c", code)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[1] == "told\n"
     assert process.returncode == -signal.SIGINT
@@ -195,9 +199,7 @@ def test_code_of_every_kind_is_ended_with_a_line(code: str) -> None:
 
 def test_ctrl_c_ends_the_loop_that_it_is_in_too() -> None:
     """Bash goes on with the next command where the one that it waits for ends with 130 as an exit code."""
-    process = start("bash", "-c", 'for turn in 1 2; do "$@"; done', "bash", sys.executable, "-c", IN_C)
-    assert process.stdout
-    assert process.stdout.readline() == "begun\n"
+    process = begin("bash", "-c", 'for turn in 1 2; do "$@"; done', "bash", sys.executable, "-c", IN_C)
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=60) == ("", "told\n")
     assert process.returncode == -signal.SIGINT
@@ -216,18 +218,14 @@ def test_the_end_of_a_terminal_is_an_end_for_all_that_was_started() -> None:
 
 
 def test_what_an_end_breaks_off_is_no_error() -> None:
-    process = start(sys.executable, "-c", BROKEN_OFF)
-    assert process.stdout
-    assert process.stdout.readline() == "begun\n"
+    process = begin(sys.executable, "-c", BROKEN_OFF)
     process.terminate()
     assert process.communicate(timeout=60)[1] == "told\n"
     assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_each_that_has_something_to_do_before_an_end_gets_time_for_it() -> None:
-    process = start(sys.executable, "-c", BEFORE)
-    assert process.stdout
-    assert process.stdout.readline() == "begun\n"
+    process = begin(sys.executable, "-c", BEFORE)
     process.terminate()
     said, told = process.communicate(timeout=60)
     assert said == "done"
@@ -253,10 +251,8 @@ def test_the_message_takes_the_place_of_the_progress_on_a_terminal() -> None:
 
 def test_nobody_need_be_there_to_read_it() -> None:
     """As in `beam run ... 2>&1 | tee log`: tee dies of the same Ctrl-C."""
-    process = start(sys.executable, "-c", IN_C)
-    assert process.stdout
+    process = begin(sys.executable, "-c", IN_C)
     assert process.stderr
-    assert process.stdout.readline() == "begun\n"
     process.stderr.close()
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == -signal.SIGINT
@@ -264,18 +260,14 @@ def test_nobody_need_be_there_to_read_it() -> None:
 
 def test_nor_need_there_ever_have_been_anybody() -> None:
     """As under a daemon that has closed what it does not use: Python then has no stderr at all."""
-    process = start("sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", IN_C)
-    assert process.stdout
-    assert process.stdout.readline() == "begun\n"
+    process = begin("sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", IN_C)
     process.terminate()
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_job_in_the_background_of_a_script_or_under_nohup_is_not_interrupted(number: signal.Signals) -> None:
-    process = start(sys.executable, "-c", IN_C.replace("2**31 - 1", "2**20"), ignored=True)
-    assert process.stdout
-    assert process.stdout.readline() == "begun\n"
+    process = begin(sys.executable, "-c", IN_C.replace("2**31 - 1", "2**20"), ignored=True)
     process.send_signal(number)
     assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == 0
