@@ -492,23 +492,6 @@ def test_what_a_power_failure_has_cut_is_made_again(
     ShardDirectory(tmp_path / "out").verify()
 
 
-def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_disk: list[tuple[str, bytes]] = []
-
-    def fsync(descriptor: int) -> None:
-        path = Path(f"/proc/self/fd/{descriptor}").resolve()
-        on_disk.append((str(path), path.read_bytes()))
-        assert not (tmp_path / "note").exists()
-
-    renamed: list[str] = []
-    rename = files._rename
-    monkeypatch.setattr(files.os, "fsync", fsync)
-    monkeypatch.setattr(files, "_rename", lambda *names: (renamed.append(names[0]), rename(*names)))
-    files.write_text(str(tmp_path / "note"), "whole", str(tmp_path))
-    assert on_disk == [(renamed[0], b"whole")]
-    assert (tmp_path / "note").read_text() == "whole"
-
-
 def command(*arguments: object, environment: dict[str, str] | None = None, limit: int | None = None) -> Any:
     return subprocess.run(
         [sys.executable, "-m", "preprocessing.make_shards", *map(str, arguments)],

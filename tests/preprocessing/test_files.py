@@ -201,16 +201,20 @@ def test_what_fails_while_it_is_written_leaves_what_was_there(place: str, monkey
 
 def test_what_is_written_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a power failure may leave the name, and nothing in it."""
-    on_disk: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda file: on_disk.append(Path(f"/proc/self/fd/{file}").read_text()))
-    rename = Path.replace
+    on_disk: list[tuple[str, bytes]] = []
 
-    def look_and_rename(path: Path, target: str) -> Path:
-        assert on_disk == ["whole"]
-        return rename(path, target)
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        on_disk.append((str(path), path.read_bytes()))
+        assert not (tmp_path / "note").exists()
 
-    monkeypatch.setattr(Path, "replace", look_and_rename)
+    renamed: list[str] = []
+    rename = files._rename
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(files, "_rename", lambda *names: (renamed.append(names[0]), rename(*names)))
     write_text(f"{tmp_path}/note", "whole", str(tmp_path))
+    assert on_disk == [(renamed[0], b"whole")]
+    assert (tmp_path / "note").read_text() == "whole"
     assert names_below(str(tmp_path)) == {"note": 5}
 
 
