@@ -48,6 +48,20 @@ def sampled(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tup
     return ("--books", books / "*.txt", "--seed", 3)
 
 
+@pytest.fixture
+def cutoffs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Those of each time that inputs are read for a sample."""
+    found: list[int] = []
+    build = sampling.build_sampling
+
+    def noting(*arguments: object, cutoff: int, **others: object) -> None:
+        found.append(cutoff)
+        build(*arguments, cutoff=cutoff, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sampling, "build_sampling", noting)
+    return found
+
+
 @pytest.mark.parametrize(
     ("bytes_", "case", "mode"),
     [
@@ -77,7 +91,7 @@ def test_the_vocabulary_of_the_command_and_its_shards(
 
 @pytest.mark.parametrize("rows", [1, 5, 12])
 def test_a_sample_has_every_document_whatever_the_batches_that_it_is_written_in(
-    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cutoffs: list[int], rows: int
 ) -> None:
     samples: list[list[str]] = []
     train = launch.train_vocabulary
@@ -86,18 +100,10 @@ def test_a_sample_has_every_document_whatever_the_batches_that_it_is_written_in(
         samples.append(texts)
         return train(texts, size, lowercase)
 
-    runs: list[int] = []
-    build = sampling.build_sampling
-
-    def counted(*arguments: object, cutoff: int, **others: object) -> None:
-        runs.append(cutoff)
-        build(*arguments, cutoff=cutoff, **others)  # type: ignore[arg-type]
-
     monkeypatch.setattr(sampling, "ROWS", rows)
-    monkeypatch.setattr(sampling, "build_sampling", counted)
     monkeypatch.setattr(launch, "train_vocabulary", watched)
     make(tmp_path / "out", "--books", books / "*.txt", "--train-vocab", 70)
-    assert runs == [sampling.ALL]
+    assert cutoffs == [sampling.ALL]
     assert len(set(samples[0])) == len(samples[0]) == len(list(books.glob("*.txt"))) == 12
 
 
@@ -118,17 +124,10 @@ def test_the_time_that_is_told_has_the_vocabulary_s(
 
 
 def test_inputs_that_hold_less_than_it_seemed_are_read_again(
-    sampled: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sampled: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cutoffs: list[int]
 ) -> None:
     make(tmp_path / "right", *sampled, "--train-vocab", 70, "--vocab-sample-bytes", 20_000)
-    cutoffs: list[int] = []
-    build = sampling.build_sampling
-
-    def watched(*arguments: object, cutoff: int, **others: object) -> None:
-        cutoffs.append(cutoff)
-        build(*arguments, cutoff=cutoff, **others)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(sampling, "build_sampling", watched)
+    cutoffs.clear()
     monkeypatch.setattr("preprocessing.sampling.text_bytes", lambda file: 100 * file.bytes)
     make(tmp_path / "wrong", *sampled, "--train-vocab", 70, "--vocab-sample-bytes", 20_000)
     assert contents(tmp_path / "wrong") == contents(tmp_path / "right")
@@ -137,7 +136,7 @@ def test_inputs_that_hold_less_than_it_seemed_are_read_again(
 
 
 def test_a_corpus_in_one_unit_is_read_once_where_it_holds_enough(
-    books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    books: Path, tmp_path: Path, cutoffs: list[int]
 ) -> None:
     words = (books / "book-11.txt").read_text().split()
     lines = (json.dumps({"body": " ".join(words[at : at + 20])}) for at in range(len(words) - 20))
@@ -145,16 +144,8 @@ def test_a_corpus_in_one_unit_is_read_once_where_it_holds_enough(
     sample = ("--jsonl", tmp_path / "texts.jsonl", "--jsonl-text-field", "body", "--seed", 3)
     vocabulary = tmp_path / "vocab.txt"
     train_vocab([*map(str, sample), "--size", "70", "--sample-bytes", "5000", "--output", str(vocabulary)])
-    runs: list[int] = []
-    build = sampling.build_sampling
-
-    def watched(*arguments: object, cutoff: int, **others: object) -> None:
-        runs.append(cutoff)
-        build(*arguments, cutoff=cutoff, **others)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(sampling, "build_sampling", watched)
     make(tmp_path / "job", *sample, "--train-vocab", 70, "--vocab-sample-bytes", 5000)
-    assert len(runs) == 1
+    assert len(cutoffs) == 1
     assert (tmp_path / "job" / "tokenizer" / "vocab.txt").read_bytes() == vocabulary.read_bytes()
 
 
