@@ -150,11 +150,18 @@ def job(tmp_path: Path) -> Job:
     return Job(str(tmp_path / "out"), options, Vocabulary(9, "", True), Layout(1, 1, 0, 0.0), units=1)
 
 
-def test_of_several_reasons_the_one_that_tells_most_is_told(job: Job) -> None:
-    def build(_pipeline: beam.Pipeline) -> NoReturn:
-        run_thread("run_worker")
-        raise OSError(errno.ENOSPC, "what Beam says of it")
+def run_and_fail(job: Job, error: Exception, dead_worker: bool = False) -> None:
+    """Run a pipeline whose engine ends with an error, and perhaps has a worker that died."""
 
+    def build(_pipeline: beam.Pipeline) -> NoReturn:
+        if dead_worker:
+            run_thread("run_worker")
+        raise error
+
+    runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+
+
+def test_of_several_reasons_the_one_that_tells_most_is_told(job: Job) -> None:
     kinds = (WorkFile.STUCK_ERROR, WorkFile.STORAGE_ERROR, WorkFile.PASSING_ERROR, WorkFile.ERROR)
     left = {kind: Path(job.path(kind, place="a")) for kind in kinds}
     for path in left.values():
@@ -165,20 +172,17 @@ def test_of_several_reasons_the_one_that_tells_most_is_told(job: Job) -> None:
         (None, JobError(DISK_FULL.format(job.output))),
     ]:
         with pytest.raises(type(told), match=f"^{re.escape(str(told))}$"):
-            runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+            run_and_fail(job, OSError(errno.ENOSPC, "what Beam says of it"), dead_worker=True)
         if kind:
             left[kind].unlink()
     assert left[WorkFile.ERROR].exists(), "for nothing was wrong with the inputs"
 
 
 def test_storage_that_fails_for_a_worker_is_told_before_a_mistake_and_what_was_done_stays(job: Job) -> None:
-    def build(_pipeline: beam.Pipeline) -> NoReturn:
-        raise RuntimeError("what Beam says of it")
-
     for kind in (WorkFile.PASSING_ERROR, WorkFile.ERROR):
         Path(job.path(kind, place="a")).write_text(f"what is in {kind.beginning}a")
     with pytest.raises(JobFailedError, match=r"^what is in error-passing-a$"):
-        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+        run_and_fail(job, RuntimeError("what Beam says of it"))
     assert Path(job.path(WorkFile.ERROR, place="a")).exists()
 
 
@@ -195,13 +199,9 @@ def test_storage_where_nothing_can_be_written_any_more_is_told(
     job: Job, number: int, told_of: Callable[[int], Exception]
 ) -> None:
     """A worker can't leave a word there: of what it could not write, its error tells."""
-
-    def build(_pipeline: beam.Pipeline) -> NoReturn:
-        raise told_of(number)
-
     said = f"{job.output}: can't be written or read ({os.strerror(number)}); once it can, the same command goes on"
     with pytest.raises(JobFailedError, match=f"^{re.escape(said)}$"):
-        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+        run_and_fail(job, told_of(number))
 
 
 @pytest.mark.parametrize("below", ["", "/.work/tmp-12"])
@@ -210,10 +210,7 @@ def test_a_network_that_fails_is_of_storage_where_a_file_of_the_output_is_told_w
     reason = os.strerror(errno.ETIMEDOUT)
 
     def fail_with(told: str) -> None:
-        def build(_pipeline: beam.Pipeline) -> NoReturn:
-            raise RuntimeError(f"OSError: {told} [while running 'Build']")
-
-        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+        run_and_fail(job, RuntimeError(f"OSError: {told} [while running 'Build']"))
 
     error = OSError(errno.ETIMEDOUT, reason, f"{job.output}{below}")
     with pytest.raises(JobFailedError, match=rf"^{job.output}: can't be written or read \({reason}\); once it can"):
@@ -225,53 +222,39 @@ def test_a_network_that_fails_is_of_storage_where_a_file_of_the_output_is_told_w
 
 
 def test_storage_where_nothing_can_be_read_any_more_is_told(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(_pipeline: beam.Pipeline) -> NoReturn:
-        raise RuntimeError("what Beam says of it")
-
     fail_on(monkeypatch, files, "names_below", number=errno.ESTALE)
     with pytest.raises(JobFailedError, match=r"out: can't be written or read \(Stale file handle\); once it can"):
-        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+        run_and_fail(job, RuntimeError("what Beam says of it"))
 
 
 def test_a_mistake_of_the_users_is_told_though_what_was_made_can_not_be_removed(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(_pipeline: beam.Pipeline) -> NoReturn:
-        raise RuntimeError("what Beam says of it")
-
     (tmp_path / "out" / "job.json").write_text(json.dumps(describe(job, [])))
     Path(job.path(WorkFile.ERROR, place="a")).write_text("a.txt: damaged")
     fail_on(monkeypatch, files, "_remove")
     with pytest.raises(SourceError, match=r"^a\.txt: damaged$"):
-        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+        run_and_fail(job, RuntimeError("what Beam says of it"))
 
 
 def test_a_mistake_of_the_users_leaves_nothing_and_a_dead_worker_what_was_done(job: Job, tmp_path: Path) -> None:
-    def build(_pipeline: beam.Pipeline) -> NoReturn:
-        run_thread("run_worker")
-        raise RuntimeError("what Beam says of it")
-
     (tmp_path / "out" / "job.json").write_text(json.dumps(describe(job, [])))
     made = Path(job.unit_files(0).tokens)
     made.write_text("of an hour")
     with pytest.raises(JobFailedError, match=r"^a worker process has died \(exited with return code -9\)"):
-        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+        run_and_fail(job, RuntimeError("what Beam says of it"), dead_worker=True)
     assert made.exists()
     Path(job.path(WorkFile.ERROR, place="a")).write_text("a.txt: damaged")
     with pytest.raises(SourceError, match=r"^a\.txt: damaged$"):
-        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+        run_and_fail(job, RuntimeError("what Beam says of it"), dead_worker=True)
     assert not made.exists()
 
 
 def test_a_limit_of_threads_is_named_whoever_meets_it(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker, or this process, which has some threads for each of them."""
     Ends(monkeypatch)
-
-    def build(_pipeline: beam.Pipeline) -> NoReturn:
-        raise RuntimeError("can't start new thread")
-
     with pytest.raises(JobFailedError, match=r"^no thread can be started, for lack of threads \(ulimit -u, .* pids, "):
-        runner.run_pipeline(job, ["--runner=FnApiRunner"], build)
+        run_and_fail(job, RuntimeError("can't start new thread"))
     with runner._deaths_noticed(2) as why:
         run_thread("run_worker", "Worker subprocess exited with return code 134")
         assert "return code 134), for lack of memory or threads (ulimit -u, " in (why() or "")
