@@ -8,7 +8,6 @@ must then come to what the undisturbed one did.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import errno
 import itertools
@@ -19,7 +18,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from preprocessing.storage_errors import is_passing
+from tests.soak.program import run_and_report
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.ENOSPC)
 LASTING = (0.0, 0.0, 0.05, 600.0)  # seconds that other operations fail as well
@@ -119,6 +118,8 @@ class Campaign(ABC):
             self._start(case, Fault(of, error, self._chance.choice(LASTING)), whole)
             print(f"\r{number + 1} starts", end="", flush=True)
         print()
+        if self.wrong:
+            sys.exit(f"{self.wrong} starts were not as they should be")
 
     def attempt(self, below: Path, fault: Fault = NONE) -> Start:
         """Give the command once."""
@@ -166,8 +167,7 @@ def _logged(log: Path, main: Callable[..., int | None], *arguments: Any) -> None
     sys.exit(main(*arguments))
 
 
-def _report(campaign: Campaign, doc: str, seconds: float, command: Sequence[str]) -> str:
-    """The figures, in Markdown, below what a program's own words say of it."""
+def _figures(campaign: Campaign, seconds: float) -> str:
     endings = list(dict.fromkeys([*ENDINGS.values(), *(ending for _, ending in campaign.met)]))
     endings = [ending for ending in endings if any(met == ending for _, met in campaign.met)]
     rows = [
@@ -175,14 +175,7 @@ def _report(campaign: Campaign, doc: str, seconds: float, command: Sequence[str]
         for name in sorted({name for name, _ in campaign.met})
     ]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    title, _, what = doc.strip().split("\n\n", 2)
-    return f"""# {title.removesuffix(".")}
-
-    {" ".join(command)}
-
-{what}
-
-| what failed first | {" | ".join(endings)} |
+    return f"""| what failed first | {" | ".join(endings)} |
 | --- |{" --- |" * len(endings)}
 {table}
 
@@ -192,34 +185,13 @@ After all {campaign.met.total()} starts the same command came to what the undist
 
 
 def main(program: Path, doc: str, make: Callable[[Path, int], Campaign], starts: int) -> int:
-    """A campaign's program: exits with 1 where a start was not as it should be, which is told, and no report written.
-
-    Args:
-        program: its file.
-        doc: what its file says of it: a title, its command, and what it does, which the report says as well.
-        make: the campaign from a directory of its own and a seed.
-        starts: how many, unless the command line says otherwise.
-    """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--starts", type=int, default=starts)
-    parser.add_argument("--seed", type=int, default=1, help="of the faults")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE.md")
-    arguments = parser.parse_args()
-    began = time.monotonic()
+    """A campaign's program; no page is written where a start was not as it should be, which is told."""
+    if _STATE in os.environ:
+        return run_and_report(program, doc, doc.partition(".")[0], "--starts", starts, make, _figures)
     with tempfile.TemporaryDirectory(prefix="storage-") as directory:
-        if _STATE not in os.environ:  # only a process that starts loads a library first
-            library = Path(directory) / "storage.so"
-            source = Path(__file__).with_suffix(".c")
-            subprocess.run(["cc", "-shared", "-fPIC", "-O1", source, "-o", library, "-ldl"], check=True)
-            here = {**os.environ, _LIBRARY: str(library), _STATE: str(Path(directory) / "state")}
-            return subprocess.run([sys.executable, *sys.argv], env=here).returncode
-        campaign = make(Path(directory), arguments.seed)
-        campaign.run(arguments.starts)
-    if campaign.wrong:
-        print(f"{campaign.wrong} starts were not as they should be")
-        return 1
-    options = {"--starts": arguments.starts, "--seed": arguments.seed, "--output": arguments.output}
-    name = program.relative_to(Path(__file__).parents[2])
-    command = ["python", str(name), *(str(word) for option in options.items() for word in option)]
-    arguments.output.write_text(_report(campaign, doc, time.monotonic() - began, command), encoding="utf-8")
-    return 0
+        # Only a process that starts loads a library first.
+        library = Path(directory) / "storage.so"
+        source = Path(__file__).with_suffix(".c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", source, "-o", library, "-ldl"], check=True)
+        here = {**os.environ, _LIBRARY: str(library), _STATE: str(Path(directory) / "state")}
+        return subprocess.run([sys.executable, *sys.argv], env=here).returncode

@@ -10,7 +10,6 @@ gradient norms and last weights must be those of the undisturbed run, bit for bi
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import platform
@@ -18,10 +17,9 @@ import random
 import resource
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +32,7 @@ import torch
 import tests.conftest  # noqa: F401  sets the environment as for the tests
 from tests.integration.launching import curve, lines
 from tests.ranks import is_there, run_ranks, run_ranks_and_disturb
+from tests.soak.program import run_and_report
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain, run_pretrain_as_a_program
 from tests.trainer.shard_factory import write_shards
@@ -173,19 +172,11 @@ def is_held_by(run: RunDirectory, process: psutil.Process) -> bool:
     return run.lock.exists() and run.lock.read_text().startswith(f"process {process.pid} ")
 
 
-def report(storm: Storm, seconds: float, command: Sequence[str]) -> str:
-    """The figures, in Markdown."""
+def figures(storm: Storm, seconds: float) -> str:
     endings = ["it went on", "requeue", "crashed", "failed", "done"]
     rows = [[name, *(str(storm.met[name, ending] or "") for ending in endings)] for name in FAULTS]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    what = str(__doc__).split("\n\n", 2)[2].strip()
-    return f"""# Faults
-
-    {" ".join(command)}
-
-{what}
-
-| fault | it went on | requeue | crashed | failed | done |
+    return f"""| fault | it went on | requeue | crashed | failed | done |
 | --- | --- | --- | --- | --- | --- |
 {table}
 
@@ -196,22 +187,5 @@ losses, gradient norms and weights of the undisturbed run, bit for bit. It took 
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exits with 1, by an assertion, at the first difference."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=1, help="of the faults and their moments")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE.md")
-    arguments = parser.parse_args(argv)
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
-        storm = Storm(Path(directory), arguments.seed)
-        storm.run(arguments.faults)
-    options = {"--faults": arguments.faults, "--seed": arguments.seed, "--output": arguments.output}
-    command = ["python", "tests/soak/faults.py", *(str(word) for option in options.items() for word in option)]
-    arguments.output.write_text(report(storm, time.monotonic() - began, command), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_and_report(Path(__file__), str(__doc__), "Faults", "--faults", 60, Storm, figures))

@@ -10,16 +10,13 @@ end, its losses and gradient norms and its last weights must be those of the und
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +28,7 @@ import tests.conftest  # noqa: F401  sets the environment as for the tests
 from tests.integration.launching import curve, launch
 from tests.ranks import run_ranks, run_ranks_and_kill
 from tests.soak.phases import PHASES, new_file, phase_of, run_pretrain_in_phases
+from tests.soak.program import run_and_report
 from tests.trainer.conftest import TINY
 from tests.trainer.rank_tasks import run_pretrain
 from tests.trainer.shard_factory import write_shards
@@ -136,17 +134,9 @@ def count_lines(run: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def report(soak: Soak, seconds: float, command: Sequence[str]) -> str:
-    """The figures, in Markdown."""
+def figures(soak: Soak, seconds: float) -> str:
     rows = "\n".join(f"| {phase} | {count} |" for phase, count in soak.killed.most_common())
-    what = str(__doc__).split("\n\n", 2)[2].strip()
-    return f"""# Kills
-
-    {" ".join(command)}
-
-{what}
-
-| when SIGKILL came | kills |
+    return f"""| when SIGKILL came | kills |
 | --- | --- |
 {rows}
 | all | {soak.killed.total()} |
@@ -157,22 +147,5 @@ and the weights of the {soak.runs} last exports, are those of the undisturbed ru
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exits with 1, by an assertion, at the first difference."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=1, help="of the moments")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE.md")
-    arguments = parser.parse_args(argv)
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-        soak = Soak(Path(directory), arguments.seed)
-        soak.run(arguments.kills)
-    options = {"--kills": arguments.kills, "--seed": arguments.seed, "--output": arguments.output}
-    command = ["python", "tests/soak/kills.py", *(str(word) for option in options.items() for word in option)]
-    arguments.output.write_text(report(soak, time.monotonic() - began, command), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_and_report(Path(__file__), str(__doc__), "Kills", "--kills", 100, Soak, figures))
