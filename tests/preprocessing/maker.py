@@ -9,8 +9,11 @@ from typing import Any
 import psutil
 import pytest
 
+from preprocessing.job import Job
+from preprocessing.layout import Layout
 from preprocessing.make_shards import main
-from preprocessing.schema import ShardDirectory
+from preprocessing.options import parse
+from preprocessing.schema import ShardDirectory, Vocabulary
 
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 
@@ -35,6 +38,12 @@ class Maker:
         assert said.out == ""
         (line,) = said.err.strip().split("\n")
         return line
+
+
+def job_at(output: Path | str, *options: str) -> Job:
+    """A job of three units, two shards and one to validate with, none of whose inputs is there."""
+    asked = parse(["--books", "x", "--vocab", "v", "--output", "o", *options]).options
+    return Job(str(output), asked, Vocabulary(100, "identity", True), Layout(1, 2, 1, 0.1), units=3)
 
 
 def started_by(pid: int, word: str) -> list[psutil.Process]:

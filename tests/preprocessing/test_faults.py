@@ -25,15 +25,13 @@ import zstandard
 from preprocessing import files, first_pass, launch, transforms
 from preprocessing.inputs import Input
 from preprocessing.job import Job, describe
-from preprocessing.layout import Layout
-from preprocessing.options import parse
 from preprocessing.output import JobError, inspect
 from preprocessing.reading import read_inputs
-from preprocessing.schema import ShardDirectory, Vocabulary
+from preprocessing.schema import ShardDirectory
 from preprocessing.second_pass import DropsNote
 from preprocessing.sources import MAX_DOCUMENT, Document, Part, ReadOptions, Skipped, SourceError, StorageError
 from tests.conftest import ROOT
-from tests.preprocessing.maker import TWO_PROCESSES, Maker, contents, rows
+from tests.preprocessing.maker import TWO_PROCESSES, Maker, contents, job_at, rows
 from tests.preprocessing.test_inputs import text, write_jsonl, write_parquet
 from tests.preprocessing.test_wikipedia import SITEINFO, dump, page
 from tests.preprocessing.test_wikipedia_parts import damage, multistream
@@ -98,13 +96,7 @@ def test_what_is_done_when_an_input_is_damaged_is_of_use_to_the_same_command_tha
 
 
 def test_what_skips_damage_is_no_beginning_of_a_job_that_fails_at_it(tmp_path: Path) -> None:
-    options = ["--books", "x", "--vocab", "v", "--output", "o"]
-    skips, fails = (
-        describe(
-            Job(str(tmp_path), parse([*options, *more]).options, Vocabulary(1, "", True), Layout(1, 2, 1, 0.1), 3), []
-        )
-        for more in (["--on-error", "skip"], [])
-    )
+    skips, fails = (describe(job_at(tmp_path, *asked), []) for asked in (["--on-error", "skip"], []))
     (tmp_path / "job.json").write_text(json.dumps(fails))
     assert inspect(str(tmp_path), skips) == inspect(str(tmp_path), fails) == "interrupted"
     (tmp_path / "job.json").write_text(json.dumps(skips))

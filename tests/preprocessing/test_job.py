@@ -12,22 +12,17 @@ import pytest
 from preprocessing import files
 from preprocessing.encoder import EncoderError
 from preprocessing.inputs import Input
-from preprocessing.job import Job, describe, reporting, versions
+from preprocessing.job import describe, reporting, versions
 from preprocessing.layout import Layout, ShardingError
-from preprocessing.options import parse
 from preprocessing.output import DISK_FULL, UNAVAILABLE
 from preprocessing.schema import Vocabulary
 from preprocessing.sources import SourceError, StorageError
 from preprocessing.work_files import WorkFile
 from tests.conftest import ROOT
 from tests.failing import fail_on
+from tests.preprocessing.maker import job_at
 
 BOOK = Input("books", "a.txt", 10, "/here/a.txt")
-
-
-def job_at(folder: Path, *options: str) -> Job:
-    asked = parse(["--books", "x", "--vocab", "v", "--output", "o", *options]).options
-    return Job(str(folder), asked, Vocabulary(100, "identity", True), Layout(1, 2, 1, 0.1), units=3)
 
 
 def test_two_jobs_are_one_where_all_that_decides_the_shards_is_the_same(tmp_path: Path) -> None:

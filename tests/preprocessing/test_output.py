@@ -6,6 +6,7 @@ import os
 import shutil
 import tracemalloc
 import uuid
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,17 +14,14 @@ import pytest
 
 from preprocessing import files, launch
 from preprocessing.inputs import find_inputs
-from preprocessing.job import Job
-from preprocessing.layout import Layout
 from preprocessing.make_shards import main
-from preprocessing.options import parse
 from preprocessing.output import clear, clear_work, difference, other_benchmark, other_vocabulary
-from preprocessing.schema import ShardDirectory, Vocabulary
+from preprocessing.schema import ShardDirectory
 from preprocessing.sources import StorageError
 from preprocessing.work_files import WorkFile
 from tests.failing import fail_on
 from tests.preprocessing.conftest import write_books
-from tests.preprocessing.maker import Maker, contents, rows
+from tests.preprocessing.maker import Maker, contents, job_at, rows
 
 
 def test_another_jobs_output_is_refused_and_replaced_when_asked(make: Maker, books: Path, tmp_path: Path) -> None:
@@ -375,8 +373,7 @@ def test_a_work_folder_that_can_not_be_removed_is_a_note_and_goes_with_the_next_
 
 
 def test_all_that_a_job_may_leave_in_its_work_folder_goes_with_it_and_nothing_else(tmp_path: Path) -> None:
-    options = parse(["--books", "x", "--vocab", "v", "--output", "o"]).options
-    job = Job(str(tmp_path), options, Vocabulary(1, "", True), Layout(1, 2, 1, 0.1), units=100_001)
+    job = replace(job_at(tmp_path), units=100_001)
     shards = [*job.layout.names("train"), *job.layout.names("validation")]
     places = ["drops", "settle", "unit-00003", *shards]
     of_units = [WorkFile.FOUND, WorkFile.SAMPLE, WorkFile.UNIT_NOTE, WorkFile.READING_NOTE]

@@ -10,23 +10,16 @@ import pytest
 
 from preprocessing import files, progress
 from preprocessing.job import Job
-from preprocessing.layout import Layout
-from preprocessing.options import parse
 from preprocessing.progress import Progress, show_progress
-from preprocessing.schema import Vocabulary
 from preprocessing.terminal import tell
 from preprocessing.work_files import WorkFile
+from tests.preprocessing.maker import job_at
 
 
 def write_note(job: Job, unit: int, **counts: int) -> None:
     path = Path(job.path(WorkFile.UNIT_NOTE, unit=unit))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"spans": {}, "totals": {"counts": {f"{name}/books": n for name, n in counts.items()}}}))
-
-
-def job_at(folder: Path) -> Job:
-    options = parse(["--books", "x", "--vocab", "v", "--output", "o"]).options
-    return Job(str(folder), options, Vocabulary(1, "", True), Layout(1, 2, 1, 0.1), units=3)
 
 
 def test_progress_tells_what_this_run_has_read(tmp_path: Path) -> None:

@@ -22,15 +22,13 @@ import pytest
 
 from preprocessing import files, interruption, runner
 from preprocessing.job import Job, describe
-from preprocessing.layout import Layout
-from preprocessing.options import parse
 from preprocessing.output import DISK_FULL, JobError, JobFailedError
-from preprocessing.schema import ShardDirectory, Vocabulary
+from preprocessing.schema import ShardDirectory
 from preprocessing.sources import SourceError
 from preprocessing.work_files import WorkFile
 from tests.conftest import ROOT
 from tests.failing import fail_on
-from tests.preprocessing.maker import started_by
+from tests.preprocessing.maker import job_at, started_by
 
 
 @pytest.fixture
@@ -145,9 +143,8 @@ def test_without_room_for_a_temporary_file_the_user_is_told(monkeypatch: pytest.
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    options = parse(["--books", "x", "--vocab", "v", "--output", "o"]).options
     (tmp_path / "out" / ".work").mkdir(parents=True)
-    return Job(str(tmp_path / "out"), options, Vocabulary(9, "", True), Layout(1, 1, 0, 0.0), units=1)
+    return job_at(tmp_path / "out")
 
 
 def run_and_fail(job: Job, error: Exception, dead_worker: bool = False) -> None:

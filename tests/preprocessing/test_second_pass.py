@@ -7,14 +7,13 @@ import pyarrow as pa
 
 from preprocessing import files
 from preprocessing.dedup import LOST, REPEATS
-from preprocessing.job import Job
-from preprocessing.layout import Layout, Span
-from preprocessing.options import parse
-from preprocessing.schema import Vocabulary, lists
+from preprocessing.layout import Span
+from preprocessing.schema import lists
 from preprocessing.second_pass import read_spans
 from preprocessing.token_buffer import tokens_schema
 from preprocessing.work_files import WorkFile
 from tests.preprocessing import memory_filesystem
+from tests.preprocessing.maker import job_at
 
 DOCUMENTS, TOKENS, BATCHES = 100, 5000, 8
 
@@ -22,8 +21,7 @@ DOCUMENTS, TOKENS, BATCHES = 100, 5000, 8
 def test_of_files_that_are_far_away_a_shard_holds_its_own_rows_in_memory_and_no_others() -> None:
     """Each batch is read whole there: kept so, they would be the tokens of the whole corpus."""
     memory_filesystem.FILES.clear()
-    options = parse(["--books", "x", "--vocab", "v", "--output", "o"]).options
-    job = Job("memory://bucket/out", options, Vocabulary(100, "", True), Layout(1, 1, 0, 0.0), units=1)
+    job = job_at("memory://bucket/out")
     names = pa.array([f"d{number}" for number in range(DOCUMENTS)])
     tokens = lists([np.full(TOKENS, number, np.uint16) for number in range(DOCUMENTS)], pa.uint16())
     ends = lists([np.array([TOKENS], np.int32)] * DOCUMENTS, pa.int32())
