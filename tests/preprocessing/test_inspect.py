@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -360,14 +359,7 @@ def test_verify_does_not_ask_another_version_for_the_same_tokenizer(shards: Path
 def test_verify_names_a_tokenizer_that_this_user_may_not_read(
     shards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    may = Path.read_bytes
-
-    def refuse(path: Path) -> bytes:
-        if path.name == "tokenizer.json":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return may(path)
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    fail_on(monkeypatch, Path, "read_bytes", shards / "tokenizer" / "tokenizer.json", errno.EACCES)
     with pytest.raises(SystemExit, match="2"):
         inspect.main([str(shards), "--verify"])
     assert "tokenizer/tokenizer.json: this user may not read it; ask its owner for that" in capsys.readouterr().err
@@ -387,14 +379,7 @@ def test_a_tokenizer_that_can_not_be_read_for_a_while_is_nobodys_mistake(
     asked: tuple[str, ...], reader: str, file: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    read = getattr(Path, reader)
-
-    def fail(path: Path, *arguments: str, **options: str) -> Any:
-        if path.name == file:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        return read(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, reader, fail)
+    fail_on(monkeypatch, Path, reader, shards / "tokenizer" / file, errno.ESTALE)
     with pytest.raises(SystemExit, match="1"):
         inspect.main([str(shards), *asked])
     told = f"{shards}/tokenizer/{file}: can't be read now (Stale file handle); give the same command again"

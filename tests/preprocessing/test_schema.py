@@ -9,7 +9,6 @@ import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -278,16 +277,9 @@ def test_a_shard_that_differs_from_its_entry_is_refused(directory: Path) -> None
             the_shard(directory)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "vocab.txt", FILE])
+@pytest.mark.parametrize("name", ["manifest.json", "tokenizer/vocab.txt", FILE])
 def test_what_this_user_may_not_read_is_told(directory: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    may = Path.open
-
-    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path.name == name:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return may(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
+    fail_on(monkeypatch, Path, "open", directory / name, errno.EACCES)
     monkeypatch.setattr(Path, "read_bytes", lambda path: path.open("rb").read())
     with pytest.raises(ShardError, match=rf"{name}: this user may not read it; ask its owner"):
         ShardDirectory(directory).verify()
