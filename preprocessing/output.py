@@ -253,12 +253,7 @@ def other_vocabulary(old: dict[str, Any], new: dict[str, Any], given: str | None
 
 
 def other_benchmark(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    """How what two descriptions look for in the corpus differs, in words; None when it is the same.
-
-    Args:
-        old: of the job that is there.
-        new: of the one that is asked for.
-    """
+    """As other_vocabulary, of what the two look for in the corpus; None when that is the same."""
     was, now = (description.get("benchmark") or "" for description in (old, new))
     if was == now:
         return None
