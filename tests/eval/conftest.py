@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -31,6 +32,15 @@ def code_looked_up_once() -> Iterator[None]:
     """Each evaluation tells which code it is of, for which git is asked three times; here it stays the same."""
     with mock.patch("eval.plan.code_version", return_value=code_version()):
         yield
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A real one; the test is skipped, with the reason, where there is none."""
+    from tests.browser import headless_browser  # whose imports few tests need
+
+    with headless_browser() as chrome:
+        yield chrome
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,6 @@ from eval.attention import Picture, attention_weights, draw_head, main, picture,
 from eval.pictures import save_picture
 from eval.pretrained import load_pretrained, pack
 from preprocessing.tokenization import SPECIAL_TOKENS
-from tests.browser import headless_browser
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.minilm import MINILM
 from tests.failing import REASON, fail_at
@@ -120,12 +118,6 @@ def test_words_in_another_encoding(export: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit, match="2"):
         main([str(export), "caf\udce9"])  # Latin-1, as Python gets it from a terminal of UTF-8
     assert "argument SENTENCE: 'caf\\udce9' is not UTF-8" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    with headless_browser() as chrome:
-        yield chrome
 
 
 def opened(browser: webdriver.Chrome, shown: Picture, folder: Path, title: str = "Attention") -> webdriver.Chrome:

@@ -12,7 +12,6 @@ import re
 import shutil
 import tracemalloc
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ from eval.results import FORMAT_VERSION, read_results, write_results
 from eval.tasks import TASKS
 from preprocessing.figures import COLOURS
 from preprocessing.markdown import markdown_table, plain
-from tests.browser import headless_browser
 from tests.eval.evaluations import results, task, write_evaluation
 from tests.failing import LISTING, REASON, fail_at, fail_on, failures_in_turn
 from tests.streams import FULL, stdout_to
@@ -1486,12 +1484,6 @@ def test_names_and_texts_from_outside_are_no_markdown(tmp_path: Path) -> None:
     assert page.count("<img") == 1  # the curves
     assert page.count("<h1") == 1
     assert "Failed: rte: no file\\n\\n# A heading</p>" in page
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    with headless_browser() as chrome:
-        yield chrome
 
 
 @pytest.mark.browser
