@@ -18,6 +18,7 @@ from tests.ranks import run_ranks
 from tests.trainer.shard_factory import write_shards
 from trainer.checkpoint import Learner, RunState
 from trainer.files import read_lines
+from trainer.run_directory import RunDirectory
 
 TINY = """
 [model]
@@ -85,6 +86,13 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
     path.write_text(TINY, encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run directory in which nothing is yet."""
+    (tmp_path / "run").mkdir()
+    return RunDirectory(tmp_path / "run")
 
 
 def write_deepspeed_config(folder: Path, **changes: Any) -> Path:

@@ -21,13 +21,7 @@ from trainer.checkpoint import (
 from trainer.files import append_lines, read_lines
 from trainer.loss_scale import LossScale
 from trainer.loss_trend import LossTrend
-from trainer.run_directory import CheckpointError, RunDirectory, step_folders
-
-
-@pytest.fixture
-def run(tmp_path):
-    (tmp_path / "run").mkdir()
-    return RunDirectory(tmp_path / "run")
+from trainer.run_directory import CheckpointError, step_folders
 
 
 def commit(run, step, keep=0):

@@ -10,13 +10,6 @@ from tests.trainer.test_files import DAMAGED_LINES
 from trainer import metrics_log
 from trainer.files import append_lines, incomplete, read_lines
 from trainer.metrics_log import MetricsLog, cut_metrics, end_of_step, has_line, lines_after
-from trainer.run_directory import RunDirectory
-
-
-@pytest.fixture
-def run(tmp_path):
-    (tmp_path / "run").mkdir()
-    return RunDirectory(tmp_path / "run")
 
 
 @pytest.mark.parametrize(("name", "other"), [("metrics", "validation_metrics"), ("validation_metrics", "metrics")])

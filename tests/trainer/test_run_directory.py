@@ -10,12 +10,6 @@ from tests.limits import room_for, too_many_open_files
 from trainer.run_directory import CheckpointError, Outcome, RunDirectory, newest_around, step_folders, without_links
 
 
-@pytest.fixture
-def run(tmp_path):
-    (tmp_path / "run").mkdir()
-    return RunDirectory(tmp_path / "run")
-
-
 @pytest.mark.parametrize("files", [
     [], ["job/job.sh"], ["trainer.lock"], ["trainer.lock", "tokenizer/vocab.txt", ".manifest.json.incomplete"],
     ["trainer.lock", "tokenizer/vocab.txt", "manifest.json", ".config.toml.incomplete", "job/job.sh"],
