@@ -7,6 +7,8 @@ its result, and dropout keeps what it dropped.
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -169,10 +171,4 @@ def largest_micro_batch(config: BertConfig, batch: MicroBatch, width: int, kerne
         many = replace(batch, sequences=sequences, predictions=sequences * batch.predictions)
         return peak_bytes(config, many, width, kernel, config.activation_checkpointing)
 
-    low, high = 0, 1
-    while taken(high) <= room:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if taken(middle) <= room else (low, middle)
-    return low
+    return bisect_right(range(1, sys.maxsize), room, key=taken)
