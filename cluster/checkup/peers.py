@@ -38,7 +38,7 @@ _SLOW = {("nccl", True): 20.0, ("nccl", False): 10.0, ("gloo", True): 0.1, ("glo
 _ROUNDS = 5
 
 
-class UsageError(ValueError):
+class UsageError(Exception):
     """A launcher's variables that don't make sense. The message says which."""
 
 
@@ -65,8 +65,6 @@ def read_launch(environment: Mapping[str, str]) -> dict[str, str] | None:
             return None  # not of SLURM_NTASKS, which are all of the job, in a batch script and salloc's shell too
         try:
             environment = {**environment, **rank_environment(environment), **_slurm_meeting(environment)}
-        except UsageError:
-            raise
         except (KeyError, ValueError, ZeroDivisionError) as error:
             raise UsageError(
                 f"SLURM's variables are not those of a task ({error}); start this by srun within a job, or give --alone"
