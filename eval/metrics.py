@@ -256,7 +256,7 @@ def _in_scheme(tags: Sequence[str], scheme: Scheme) -> Sequence[str]:
 
 def _references(arguments: argparse.Namespace) -> dict[str, list[str]]:
     version = {"squad_v1": "v1.1", "squad_v2": "v2.0", "korquad": "korquad"}[arguments.metric]
-    questions = squad.read(_file(arguments.data), "dev", version)
+    questions = squad.read(_file(arguments.data), "dev", squad.FILES[version])
     return {question.id: [answer.text for answer in question.answers or ()] for question in questions}
 
 

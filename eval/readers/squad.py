@@ -67,12 +67,7 @@ class _File(pydantic.BaseModel):
     data: list[_Article]
 
 
-def read(data: Path, split: str, version: str = "v1.1") -> list[QuestionExample]:
-    """As read_files, of a published data set; ``version`` is a key of FILES."""
-    return read_files(data, split, FILES[version])
-
-
-def read_files(data: Path, split: str, of: QuestionFiles) -> list[QuestionExample]:
+def read(data: Path, split: str, of: QuestionFiles = FILES["v1.1"]) -> list[QuestionExample]:
     """Questions in the order of the file.
 
     Answers lie where they are said to. In the split "train", questions for which that isn't so are left out with a

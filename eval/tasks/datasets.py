@@ -16,9 +16,9 @@ Read = Callable[[Path, str], Sequence[Any]]
 
 READERS: Mapping[str, Read] = {
     **{name: partial(tables.read, table) for name, table in {**GLUE, **KOREAN}.items()},
-    "SQuAD v1.1": partial(squad.read, version="v1.1"),
-    "SQuAD v2.0": partial(squad.read, version="v2.0"),
-    "KorQuAD": partial(squad.read, version="korquad"),
+    "SQuAD v1.1": squad.read,
+    "SQuAD v2.0": partial(squad.read, of=squad.FILES["v2.0"]),
+    "KorQuAD": partial(squad.read, of=squad.FILES["korquad"]),
     "SWAG": swag.read,
     "CODAH": swag.read_codah,
     "CoNLL-2003": conll.read,

@@ -285,7 +285,7 @@ class OwnQuestions(OwnTask):
 
     def examples(self, name: str, split: str, data: Path) -> list[QuestionExample]:
         """Questions, some of which may have no answer."""
-        found = squad.read_files(data, split, QuestionFiles((Path(name).stem, "."), self.files, impossible=True))
+        found = squad.read(data, split, QuestionFiles((Path(name).stem, "."), self.files, impossible=True))
         if split == "test" and any(q.answers == () for q in found) and self._are_all_answered(name, data):
             raise DatasetError(
                 f"{name}: {self.test} has questions without an answer and {self.dev}, which shows when to give none, "

@@ -121,7 +121,7 @@ def test_real_files_are_read_as_squad_s(real_data: Path, tmp_path: Path) -> None
     task = read_task(write_task(tmp_path, LAW)).on(tmp_path)
     assert task.kind == Questions("v2.0")
     both = [question for split in ("train", "dev") for question in task.read("tickets.toml", split, tmp_path)]
-    assert both == squad.read(real_data, "dev-v2.0.cs224n", "v2.0")[: len(both)]
+    assert both == squad.read(real_data, "dev-v2.0.cs224n", squad.FILES["v2.0"])[: len(both)]
     assert len(both) > 100
 
 

@@ -43,7 +43,7 @@ def test_version_2(tmp_path):
     plausible = [{"text": "Houston", "answer_start": 18}]
     impossible = question("q2", (), is_impossible=True, plausible_answers=plausible)
     write(tmp_path / "dev-v2.0.json", question(is_impossible=False), impossible)
-    assert [q.answers for q in read(tmp_path, "dev", "v2.0")] == [(Answer("Houston", 18),), ()]
+    assert [q.answers for q in read(tmp_path, "dev", FILES["v2.0"])] == [(Answer("Houston", 18),), ()]
 
 
 def test_a_test_set_has_no_answers(tmp_path):
@@ -51,7 +51,7 @@ def test_a_test_set_has_no_answers(tmp_path):
     write(tmp_path / "test.json", question(answers=()), without)
     assert [q.answers for q in read(tmp_path, "test")] == [None, None]
     write(tmp_path / "test.json", question("q1", (), is_impossible=True), question("q2", (), is_impossible=True))
-    assert [q.answers for q in read(tmp_path, "test", "v2.0")] == [(), ()]
+    assert [q.answers for q in read(tmp_path, "test", FILES["v2.0"])] == [(), ()]
 
 
 def test_a_test_set_has_all_answers_or_none(tmp_path):
@@ -59,7 +59,7 @@ def test_a_test_set_has_all_answers_or_none(tmp_path):
     assert message(tmp_path, "test") == f"{file}: question q7: no answers; give some"
     write(file, question("q7", ()), question("q8", (), is_impossible=True))
     problem = f"{file}: question q7: no answers; give some, or mark it as is_impossible"
-    assert message(tmp_path, "test", "v2.0") == problem
+    assert message(tmp_path, "test", FILES["v2.0"]) == problem
 
 
 MISPLACED = [("Houston", 17)]
@@ -86,13 +86,13 @@ def test_a_question_without_an_answer_is_refused_where_all_have_one(tmp_path):
     for version, name in (("v1.1", "train-v1.1"), ("korquad", "KorQuAD_v1.0_train")):
         file = write(tmp_path / f"{name}.json", question(), question("q7", (), is_impossible=True))
         problem = f"{file}: question q7: is_impossible, which no question of this data set is; "
-        assert message(tmp_path, "train", version).startswith(problem)
+        assert message(tmp_path, "train", FILES[version]).startswith(problem)
 
 
 def test_a_question_without_an_answer_is_marked_in_version_2(tmp_path):
     file = write(tmp_path / "dev-v2.0.json", question("q7", ()))
     problem = f"{file}: question q7: no answers; give some, or mark it as is_impossible"
-    assert message(tmp_path, "dev", "v2.0") == problem
+    assert message(tmp_path, "dev", FILES["v2.0"]) == problem
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_files_of_another_kind(tmp_path):
     ],
 )
 def test_real_files(real_data, version, split, file, questions, impossible):
-    examples = read(real_data, split, version)
+    examples = read(real_data, split, FILES[version])
     assert (len(examples), sum(not example.answers for example in examples)) == (questions, impossible)
     walk = [
         (paragraph["context"], item["id"], [answer["text"] for answer in item["answers"]])
