@@ -280,20 +280,20 @@ def _drawn(score: Score) -> tuple[float, float]:
 
 
 def _finish_score(axes: Any, exports: Sequence[MeasuredExport], task: str, metric: str) -> None:
-    limits = [export.limits.get(task) for export in exports if export.score(task, metric)]
-    trials = [limit for limit in limits if limit is not None]
-    of_trials = f", {min(trials):,} examples" if len(trials) == len(limits) else ""
-    instead = next(export.instead(task) for export in exports if export.score(task, metric))
+    measured = [export for export in exports if export.score(task, metric)]
+    trials = [export.limits[task] for export in measured if task in export.limits]
+    of_trials = f", {min(trials):,} examples" if len(trials) == len(measured) else ""
+    instead = measured[0].instead(task)
     of_others = f", {instead}" if instead else ""
     axes.set(title=f"{task}{of_others}{of_trials}", ylabel=metric.replace("_", " "))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
-    content = next(export.tasks[task]["metrics"][metric] for export in exports if export.score(task, metric))
+    content = measured[0].tasks[task]["metrics"][metric]
     _draw_baseline(axes, content["baseline"], _OF_BASELINES)
     if content["unit"]:
         scale = 1.0 if content["unit"] == "share" else 100.0
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value / scale:.3g} %"))
     if metric == "perplexity":
-        _mark_perplexity(axes, [figure.value for e in exports if (figure := e.score(task, metric)) is not None])
+        _mark_perplexity(axes, [export.tasks[task]["metrics"][metric]["value"] for export in measured])
     _mark_steps(axes, 4)
     axes.set_xlabel("step")
     axes.tick_params(labelbottom=True)
