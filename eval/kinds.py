@@ -174,14 +174,12 @@ class Texts(Kind):
         self, examples: Sequence[TextExample], samples: Sequence[Sample], logits: Sequence[np.ndarray]
     ) -> Outcome:
         """The most probable class, or the figure itself."""
-        scores = np.stack(logits)
-        predicted = scores.argmax(axis=1).tolist() if self.labels else scores[:, 0].tolist()
-        return _labelled(examples, predicted, scores, self.labels, self.metrics)
+        return _labelled(self, examples, np.stack(logits))
 
     @override
     def baseline(self, train: Sequence[TextExample], examples: Sequence[TextExample]) -> dict[str, float]:
         """Of the most frequent class."""
-        return _majority(train, examples, self.metrics) if self.labels else {}
+        return _majority(self, train, examples) if self.labels else {}
 
 
 @dataclass(frozen=True)
@@ -190,8 +188,14 @@ class Choices(Kind):
 
     files = (PREDICTIONS, _CONFUSION)
     published_as = "ForMultipleChoice"
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     endings: int = 4
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Words of the classes: the numbers of the endings."""
+        return tuple(map(str, range(self.endings)))
 
     @override
     def encode(self, examples: Sequence[ChoiceExample], encoder: Encoder, training: bool) -> list[Sample]:
@@ -218,14 +222,12 @@ class Choices(Kind):
         self, examples: Sequence[ChoiceExample], samples: Sequence[Sample], logits: Sequence[np.ndarray]
     ) -> Outcome:
         """The ending with the best score."""
-        scores = np.stack(logits)
-        words = tuple(str(i) for i in range(self.endings))
-        return _labelled(examples, scores.argmax(axis=1).tolist(), scores, words, ("accuracy",))
+        return _labelled(self, examples, np.stack(logits))
 
     @override
     def baseline(self, train: Sequence[ChoiceExample], examples: Sequence[ChoiceExample]) -> dict[str, float]:
         """Of the most frequent place."""
-        return _majority(train, examples, ("accuracy",))
+        return _majority(self, train, examples)
 
 
 @dataclass(frozen=True)
@@ -340,14 +342,10 @@ def judge_tags(examples: Sequence[TaggedSentence], predicted: Sequence[Sequence[
     return Outcome(entity_f1(gold, predicted), {TAGS: "\n".join(blocks)})
 
 
-def _labelled(
-    examples: Sequence[Any],
-    predicted: Sequence[float],
-    scores: np.ndarray,
-    words: Sequence[str],
-    metrics: Sequence[str],
-) -> Outcome:
+def _labelled(kind: Texts | Choices, examples: Sequence[Any], scores: np.ndarray) -> Outcome:
     """Predictions as a table and, of classes, how often each was taken for each."""
+    words = kind.labels
+    predicted = scores.argmax(axis=1).tolist() if words else scores[:, 0].tolist()
     named = [words[int(label)] if words else repr(label) for label in predicted]
     columns = [f"score_{word}" for word in words]
     rows = [["id", "prediction", *columns]] + [
@@ -360,7 +358,7 @@ def _labelled(
         return Outcome({}, files)
     if words:
         files[_CONFUSION] = _confusion(labels, predicted, words)
-    return Outcome(score_labels(metrics, labels, predicted), files)
+    return Outcome(score_labels(kind.metrics, labels, predicted), files)
 
 
 def read_predictions(path: Path, words: Sequence[str]) -> list[tuple[str, float]]:
@@ -385,9 +383,9 @@ def _confusion(labels: Sequence[float], predicted: Sequence[float], words: Seque
     return "".join("\t".join(row) + "\n" for row in rows)
 
 
-def _majority(train: Sequence[Any], examples: Sequence[Any], metrics: Sequence[str]) -> dict[str, float]:
+def _majority(kind: Texts | Choices, train: Sequence[Any], examples: Sequence[Any]) -> dict[str, float]:
     [(most, _)] = Counter(example.label for example in train).most_common(1)
-    return score_labels(metrics, [example.label for example in examples], [most] * len(examples))
+    return score_labels(kind.metrics, [example.label for example in examples], [most] * len(examples))
 
 
 def _json(content: Mapping[str, Any]) -> str:

@@ -283,11 +283,9 @@ def _data(evaluation: Evaluation, arguments: argparse.Namespace) -> Path | None:
 def _pairs(kind: Kind, a: Evaluation, b: Evaluation, part: str, examples: Sequence[Any]) -> dict[str, Pairs]:
     """Metric -> what both made of the examples of a part."""
     if isinstance(kind, Texts | Choices):
-        words = kind.labels if isinstance(kind, Texts) else tuple(map(str, range(kind.endings)))
         labels = [example.label for example in examples]
-        ours = [_labels(evaluation, part, examples, words) for evaluation in (a, b)]
-        names = kind.metrics if isinstance(kind, Texts) else ("accuracy",)
-        return {name: of_labels(name, labels, *ours) for name in names}
+        ours = [_labels(evaluation, part, examples, kind.labels) for evaluation in (a, b)]
+        return {name: of_labels(name, labels, *ours) for name in kind.metrics}
     if isinstance(kind, Questions):
         texts = [example.context for example in examples]
         first, second = (_answer_scores(evaluation, kind, part, examples) for evaluation in (a, b))
