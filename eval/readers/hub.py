@@ -7,7 +7,7 @@ sentence is a document by itself; KorSTS there has 8,532 of its 8,628 rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from eval.readers.examples import (
 from eval.readers.glue import GLUE
 from eval.readers.imdb import LABELS
 from eval.readers.korean import KOREAN
+from eval.readers.tables import TextTable
 
 Example = TextExample | ChoiceExample | QuestionExample | TaggedSentence
 Row = Mapping[str, Any]
@@ -113,34 +114,24 @@ def _words(rows: Any, column: str | None) -> Sequence[str]:
     return getattr(getattr(feature, "feature", feature), "names", None) or ()
 
 
-def _texts(
-    labels: Sequence[str],
-    scale: tuple[float, float] | None,
-    a: str,
-    b: str | None = None,
-    id_column: str = "idx",
-    label: str = "label",
-    without_labels: Sequence[str] = _TEST,
-) -> Convert:
-    """Rows with texts in columns ``a`` and ``b``, and a label; they are numbered where there is no column of ids.
-
-    In the splits ``without_labels`` labels may be missing.
-    """
+def _texts(table: TextTable) -> Convert:
+    """Rows with the columns of such a table, but its label is the index of a word, or a figure."""
 
     def convert(rows: Iterable[Row], words: Sequence[str], split: str) -> list[TextExample]:
+        labels, scale = table.labels, table.scale
         # The hub's words are ours (then their order may differ), or prose for our 0 and 1.
         indices = [labels.index(word) for word in words] if set(words) == set(labels) else list(range(len(labels)))
-        may_lack = split in without_labels
+        may_lack = split in table.without_labels
 
         def known(given: Any, number: int) -> int | float:
             return _figure(given, scale, number) if scale else indices[_index(given, len(indices), number)]
 
         return [
             TextExample(
-                id=_id(row.get(id_column, number), number),
-                a=_text(row, a, number),
-                b=_text(row, b, number) if b else None,
-                label=None if _is_unlabelled(row[label], number, may_lack) else known(row[label], number),
+                id=_id(row.get(table.id, number) if table.id else number, number),
+                a=_text(row, table.a, number),
+                b=_text(row, table.b, number) if table.b else None,
+                label=None if _is_unlabelled(row[table.label], number, may_lack) else known(row[table.label], number),
             )
             for number, row in enumerate(rows)
         ]
@@ -249,6 +240,7 @@ _THREE = {"train": "train", "dev": "validation", "test": "test"}
 _TRAIN_AND_DEV = {"train": "train", "dev": "validation"}
 _TRAIN_AND_TEST = {"train": "train", "test": "test"}
 _PARQUET = "refs/convert/parquet"
+_IMDB = TextTable(folders=(), a="text", labels=LABELS, without_labels=())
 
 
 def _splits(names: Mapping[str, str] = _THREE, config: str | None = None) -> dict[str, list[tuple[str | None, str]]]:
@@ -256,7 +248,8 @@ def _splits(names: Mapping[str, str] = _THREE, config: str | None = None) -> dic
 
 
 def _glue(task: str, config: str, a: str, b: str | None = None, names: Mapping[str, str] = _THREE) -> HubSource:
-    return HubSource("nyu-mll/glue", _splits(names, config), _texts(GLUE[task].labels, GLUE[task].scale, a, b))
+    table = replace(GLUE[task], id="idx", a=a, b=b, label="label")
+    return HubSource("nyu-mll/glue", _splits(names, config), _texts(table))
 
 
 def _mnli(task: str, genres: str) -> HubSource:
@@ -286,13 +279,8 @@ HUB = {
     "KorQuAD": _squad("KorQuAD/squad_kor_v1"),
     "SWAG": HubSource("allenai/swag", _splits(config="regular"), _choices),
     "CoNLL-2003": HubSource("lhoestq/conll2003", _splits(), _tagged, words="ner_tags"),
-    "IMDB": HubSource("stanfordnlp/imdb", _splits(_TRAIN_AND_TEST), _texts(LABELS, None, "text", without_labels=())),
-    "NSMC": HubSource(
-        "e9t/nsmc",
-        _splits(_TRAIN_AND_TEST),
-        _texts(KOREAN["NSMC"].labels, None, "document", id_column="id", without_labels=()),
-        revision=_PARQUET,
-    ),
+    "IMDB": HubSource("stanfordnlp/imdb", _splits(_TRAIN_AND_TEST), _texts(_IMDB)),
+    "NSMC": HubSource("e9t/nsmc", _splits(_TRAIN_AND_TEST), _texts(KOREAN["NSMC"]), revision=_PARQUET),
     "KorNLI": HubSource(
         "kakaobrain/kor_nli",
         {
@@ -300,12 +288,12 @@ HUB = {
             "dev": [("xnli", "validation")],
             "test": [("xnli", "test")],
         },
-        _texts(KOREAN["KorNLI"].labels, None, "premise", "hypothesis"),
+        _texts(replace(KOREAN["KorNLI"], a="premise", b="hypothesis", label="label")),
     ),
     "KorSTS": HubSource(
         "dkoterwa/kor-sts",
         _splits({"train": "train", "dev": "valid", "test": "test"}),
-        _texts((), KOREAN["KorSTS"].scale, "sentence1", "sentence2", label="score"),
+        _texts(KOREAN["KorSTS"]),
         words=None,
     ),
 }
