@@ -111,7 +111,7 @@ def check(programs: Sequence[Program], settings: SlurmSettings, folder: Path, dr
         job = settings.of_job(program.name)
         # Where none is named, SLURM's administrators may choose one by account, QOS or features.
         if job.partition:
-            check_fit(groups, job.partition, program.name, job, getattr(job, "nodes", 1))
+            check_fit(groups, program.name, job, getattr(job, "nodes", 1))
 
 
 def write(programs: Sequence[Program], settings: SlurmSettings, folder: Path, snapshot: Path) -> Path:

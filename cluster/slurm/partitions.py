@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.slurm.settings import Job, seconds_of
@@ -79,22 +79,20 @@ def _gpus(resources: str) -> dict[str, int]:
     return {**found, "": sum(found.values())} if found else {}
 
 
-def check_fit(groups: Iterable[NodeGroup], names: str, job: str, wanted: Job, nodes: int) -> None:
-    """See that one of the named partitions can ever run a job.
+def check_fit(groups: Sequence[NodeGroup], job: str, wanted: Job, nodes: int) -> None:
+    """See that one of the partitions that a job names can ever run it.
 
     Args:
         groups: of this cluster.
-        names: partitions with commas between.
         job: its name, for messages.
-        wanted: what it takes of each node.
+        wanted: where it is to run, with commas between partitions, and what it takes of each node.
         nodes: how many.
 
     Raises:
         ConfigError: there is no such partition, or none is large enough.
     """
-    groups = list(groups)
     known = {group.partition for group in groups}
-    asked = set(names.split(","))
+    asked = set(wanted.partition.split(","))
     if unknown := sorted(asked - known):
         raise ConfigError(f"{job}: there is no partition {unknown[0]!r}; this cluster has {', '.join(sorted(known))}")
     if not any(_fits(name, groups, wanted, nodes) for name in asked):
@@ -103,7 +101,7 @@ def check_fit(groups: Iterable[NodeGroup], names: str, job: str, wanted: Job, no
         raise ConfigError(f"{job}: needs {_amount(nodes, 'node')} with {gpus} for {wanted.time}, but {there}")
 
 
-def _fits(name: str, groups: list[NodeGroup], wanted: Job, nodes: int) -> bool:
+def _fits(name: str, groups: Sequence[NodeGroup], wanted: Job, nodes: int) -> bool:
     able = [
         group.nodes
         for group in groups

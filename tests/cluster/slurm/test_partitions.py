@@ -1,6 +1,7 @@
 """Whether a job fits into a partition, by what sinfo says."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_what_sinfo_prints(groups):
     ],
 )
 def test_fits(groups, names, job, nodes):
-    check_fit(groups, names, "pretrain", job, nodes)
+    check_fit(groups, "pretrain", replace(job, partition=names), nodes)
 
 
 @pytest.mark.parametrize(
@@ -69,5 +70,5 @@ def test_fits(groups, names, job, nodes):
 )
 def test_does_not_fit(groups, names, job, nodes, message):
     with pytest.raises(ConfigError) as error:
-        check_fit(groups, names, "pretrain", job, nodes)
+        check_fit(groups, "pretrain", replace(job, partition=names), nodes)
     assert message in str(error.value)
