@@ -22,11 +22,11 @@ def write_script(file: Path, template: str, values: dict[str, Any]) -> None:
     """Write a script, whole or not at all.
 
     Args:
-        file: where.
+        file: where; a value by that name too.
         template: its name within this package, such as "slurm/pretrain.sbatch.j2".
         values: by their names there; a list is the words of a command.
     """
-    write_atomically(file, _environment().get_template(template).render(values))
+    write_atomically(file, _environment().get_template(template).render({"file": file, **values}))
 
 
 def _environment() -> jinja2.Environment:

@@ -47,7 +47,6 @@ def write(programs: Sequence[Program], settings: LocalSettings, folder: Path, sn
         processes = settings.processes if training else 1
         starter = _torchrun(processes) if training else []
         values = {
-            "file": files[program.name],
             "bin": Path(sys.executable).parent,
             "threads": settings.threads or max(1, len(os.sched_getaffinity(0)) // processes),
             "environment": program.variables(settings.gpus),
@@ -58,7 +57,7 @@ def write(programs: Sequence[Program], settings: LocalSettings, folder: Path, sn
         write_script(files[program.name], "local/job.sh.j2", values)
     if len(files) == 1:
         return next(iter(files.values()))
-    write_script(folder / "all.sh", "local/all.sh.j2", {"file": folder / "all.sh", "files": files})
+    write_script(folder / "all.sh", "local/all.sh.j2", {"files": files})
     return folder / "all.sh"
 
 

@@ -124,16 +124,11 @@ def write(programs: Sequence[Program], settings: SlurmSettings, folder: Path, sn
     files = {program.name: folder / f"{program.name}.sbatch" for program in programs}
     for program in programs:
         template = "pretrain" if program.name == "pretrain" else "process"
-        values = {**_values(program, settings, folder, snapshot), "file": files[program.name]}
+        values = _values(program, settings, folder, snapshot)
         write_script(files[program.name], f"slurm/{template}.sbatch.j2", values)
     if len(files) == 1:
         return next(iter(files.values()))
-    values = {
-        "file": folder / "all.sh",
-        "files": files,
-        "overruling": _overruling(programs, settings),
-        "configuration": _CONFIGURATION,
-    }
+    values = {"files": files, "overruling": _overruling(programs, settings), "configuration": _CONFIGURATION}
     write_script(folder / "all.sh", "slurm/all.sh.j2", values)
     return folder / "all.sh"
 
