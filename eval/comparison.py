@@ -301,8 +301,8 @@ def _digits(figure: float | None) -> int:
 
 
 def _shown(figure: float | None, digits: int = 1) -> str:
-    return "" if figure is None else f"{round(figure, digits) + 0.0:,.{digits}f}"  # there is no -0.0
+    return "" if figure is None else f"{figure:z,.{digits}f}"  # z: there is no -0.0
 
 
 def _difference(ours: float | None, papers: float | None, digits: int = 1) -> str:
-    return "" if ours is None or papers is None else f"{round(ours - papers, digits) + 0.0:+,.{digits}f}"
+    return "" if ours is None or papers is None else f"{ours - papers:+z,.{digits}f}"
