@@ -82,6 +82,7 @@ class Experiment:
         self._blake2b = checksums_of(learned, self._tests)
         self._origin = self._origin_of(learned)
         self.disk = Points(bench.output / task.name / "points", self._origin)
+        self._predicted = bench.output / PREDICTED / task.name
         self._model = bench.output / MODELS / task.name
 
     def _origin_of(self, learned: Parts) -> dict[str, Any]:
@@ -109,10 +110,9 @@ class Experiment:
                 task, or its vocabulary is not that of the texts.
         """
         self.disk.check(self.points)
-        predicted = self._bench.output / PREDICTED / self.task.name
-        check_output(predicted)
+        check_output(self._predicted)
         for name in sorted(self._judged):
-            check_replaceable(predicted / name)
+            check_replaceable(self._predicted / name)
         if self._bench.saves_models:
             check_output(self._model.parent)
         try:
@@ -361,8 +361,8 @@ class Experiment:
         """Names of all files that there may be with predictions."""
         return self._names({**self.task.dev_splits, **self.task.test_splits})
 
-    def publish(self, folder: Path) -> None:
-        """Copy the best point's predictions to folder/TASK, in the place of another one's.
+    def publish(self) -> None:
+        """Copy the best point's predictions beside the results, in the place of another one's.
 
         Those of test sets too, unless others are asked for. What else lies there is not ours, and stays.
 
@@ -374,12 +374,11 @@ class Experiment:
         others = self._names(self.task.test_splits) if self._tests and not self._is_tested(best) else set()
         wanted = self._judged - others
         found = {path.name: path for path in self.disk.beside(point) if path.name in wanted}
-        place = folder / self.task.name
-        make_folder(place, parents=True)
+        make_folder(self._predicted, parents=True)
         for name in self._judged - found.keys():
-            (place / name).unlink(missing_ok=True)
+            (self._predicted / name).unlink(missing_ok=True)
         for name, path in found.items():
-            write_atomically(place / name, path.read_bytes())
+            write_atomically(self._predicted / name, path.read_bytes())
 
 
 def _by_part(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, float]]:

@@ -38,7 +38,7 @@ def publish(
     names = []
     for experiment in experiments:
         with going_on(failed, experiment.task.name, without="its predictions"):
-            experiment.publish(output / PREDICTED)
+            experiment.publish()
             names.append(experiment.task.name)
         with going_on(failed, experiment.task.name):
             if experiment.has_another_model:

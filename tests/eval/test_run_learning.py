@@ -863,10 +863,10 @@ def test_predictions_that_can_not_be_written_lose_no_results(
     assert run(export, data, tmp_path / "out", "mrpc,stsb", "--test") == 0
     publish = experiment.Experiment.publish
 
-    def deny(published: experiment.Experiment, folder: Path) -> None:
+    def deny(published: experiment.Experiment) -> None:
         if published.task.name == "mrpc":
-            raise PermissionError(errno.EACCES, "Permission denied", str(folder / "mrpc"))
-        publish(published, folder)
+            raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "out" / "predictions" / "mrpc"))
+        publish(published)
 
     monkeypatch.setattr(experiment.Experiment, "publish", deny)
     assert run(export, data, tmp_path / "out", "mrpc,stsb", "--test") == 1
