@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(arguments.settings, arguments.overrides)
         programs = read_programs(arguments.job, settings, given)
-        start(programs, settings, arguments.on, arguments.dry_run)
+        _PLACES[arguments.on](programs, getattr(settings, arguments.on), folder_of(programs), arguments.dry_run)
     except (ConfigError, UnavailableError) as error:
         tell_error(error)
         return exit_code(error)
@@ -68,15 +68,6 @@ def read_programs(job: str, settings: ClusterSettings, given: Sequence[str]) -> 
         where = f"{', '.join(lacking)} of the file that --settings names"
         raise ConfigError(f"all: no arguments for the programs; write arguments = [...] in {where}")
     return read_chain(of_settings)
-
-
-def start(programs: Sequence[Program], settings: ClusterSettings, place: str, dry_run: bool) -> None:
-    """Start programs in a place.
-
-    Raises:
-        ConfigError: it can't run them.
-    """
-    _PLACES[place](programs, getattr(settings, place), folder_of(programs), dry_run)
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
