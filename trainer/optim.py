@@ -161,21 +161,19 @@ def _counted_state(optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> di
 
 def _adam_direction(
     state: dict[str, torch.Tensor], gradient: torch.Tensor, group: dict[str, Any], bias_correction: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take a gradient into the moments; returns numerator and denominator of Adam's direction, both [like gradient].
-
-    The numerator is the first moment itself unless the bias is corrected: the caller must not change it in place.
-    """
+) -> torch.Tensor:
+    """Take a gradient into the moments; returns Adam's direction, a new tensor like the gradient."""
     beta1, beta2 = group["betas"]
     first, second = state["exp_avg"], state["exp_avg_sq"]
     first.lerp_(gradient, 1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     denominator = second.sqrt()
     if not bias_correction:
-        return first, denominator.add_(group["eps"])
+        return first / denominator.add_(group["eps"])
     step = state["step"].item()
     denominator.div_((1 - beta2**step) ** 0.5).add_(group["eps"])
-    return first / (1 - beta1**step), denominator
+    numerator: torch.Tensor = first / (1 - beta1**step)
+    return numerator.div_(denominator)
 
 
 class Lamb(torch.optim.Optimizer):
@@ -221,8 +219,8 @@ class Lamb(torch.optim.Optimizer):
 
     def _update(self, tensor: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         state = _counted_state(self, tensor)
-        numerator, denominator = _adam_direction(state, gradient, group, self._config.bias_correction)
-        update = (numerator / denominator).add_(tensor, alpha=group["weight_decay"]).view(-1)
+        direction = _adam_direction(state, gradient, group, self._config.bias_correction)
+        update = direction.add_(tensor, alpha=group["weight_decay"]).view(-1)
         if not group["undecayed"] or self._config.adapt_undecayed:
             self._scale(update, self._owned_as(tensor))
         tensor.add_(update.view_as(tensor), alpha=-group["lr"])

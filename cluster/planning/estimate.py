@@ -29,7 +29,7 @@ from trainer.settings import ConfigError
 # and by DeepSpeed, which turns the gradient to float32, takes its norm, scales it, and turns the new weight to 16 bits.
 UPDATE_BYTES = {"bert_adam": 28, "adamw": 28, "lamb": 120}
 _CONVERSION_BYTES = 24
-TEMPORARY_BYTES = {"bert_adam": 0, "adamw": 0, "lamb": 20}  # of a parameter, while it is updated
+TEMPORARY_BYTES = {"bert_adam": 0, "adamw": 0, "lamb": 12}  # of a parameter, while it is updated
 # Operations that are launched for a micro-batch, forward and backward: of a layer, and of all else. Kernels of our own
 # are fewer, and as many more by the time that Triton takes to launch one (docs/results/gpu.md).
 LAYER_OPERATIONS: dict[Kernel, int] = {"sdpa": 150, "varlen": 100, "grouped": 150, "fused": 165}

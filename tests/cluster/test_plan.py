@@ -160,8 +160,8 @@ def test_a_stage_under_which_nothing_fits_has_no_hours_and_float32_may_do_withou
 
 
 def test_what_an_optimizer_takes_for_its_update_must_fit_too():
-    """LAMB's norms, of a model whose weights and moments take little more than half of the memory."""
-    settings = ["model.hidden_size=3712", "model.intermediate_size=14848"]
+    """LAMB's steps and norms, of a model whose weights and moments take two thirds of the memory."""
+    settings = ["model.hidden_size=3840", "model.intermediate_size=15360"]
     for name, fits in (("adamw", True), ("lamb", False)):
         recipe = load_recipe(ROOT / "trainer/recipes/bert_large.toml", [*settings, f"optimizer.name={name}"])
         found = list(scaling(recipe, Cluster(GPUS["h200"], 1, Sharding(2, overlap=True)), Assumptions(0.45), 1))
@@ -306,7 +306,7 @@ def test_kernels_of_our_own_leave_room_for_more_sequences():
 
 
 def test_graphs_keep_the_memory_of_activations_during_an_update():
-    """LAMB's needs as much as five float32 copies of a GPU's weights for a moment."""
+    """LAMB's needs as much as three float32 copies of a GPU's weights for a moment."""
     given = "train.cuda_graphs=true", "data.token_multiple=2"
     recipes = [load_recipe(ROOT / "trainer/recipes/lamb_64k.toml", settings) for settings in ((), given)]
     usual, in_graphs = (plan(recipe, gpus=1, stage=1) for recipe in recipes)
@@ -314,7 +314,8 @@ def test_graphs_keep_the_memory_of_activations_during_an_update():
     assert in_graphs.states.updating == usual.states.updating + 2 * parameter_count(recipes[0].model)
     for before, after in zip(usual.phases, in_graphs.phases, strict=True):
         lost = in_graphs.states.updating - usual.states.working
-        assert (before.largest - after.largest) * before.kept == pytest.approx(lost, rel=0.05)
+        one = before.kept  # both are whole sequences
+        assert (before.largest - after.largest) * before.kept == pytest.approx(lost, rel=0.05, abs=one)
 
 
 def test_a_gpu_without_bfloat16_takes_the_other_16_bits():
