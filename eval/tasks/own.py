@@ -96,9 +96,9 @@ class OwnTask(ABC):
         """How it is learned and judged, as far as the file says it."""
 
     @property
+    @abstractmethod
     def best(self) -> str:
-        """The metric that decides which point of the grid is best; F1 where the file can't say it."""
-        return "f1"
+        """The metric that decides which point of the grid is best."""
 
     @abstractmethod
     def examples(self, name: str, split: str, data: Path) -> Sequence[Any]:
@@ -225,6 +225,11 @@ class OwnTags(OwnTask):
         """With the types that the file names."""
         return Tags(self.types)
 
+    @property
+    def best(self) -> str:
+        """Of entities."""
+        return _ENTITIES.best
+
     def examples(self, name: str, split: str, data: Path) -> list[TaggedSentence]:
         """Sentences with tags of known types; the training file's are all known where none are named."""
         types, advice = self.types, f"; mend the line, or add its type to types in {name}" if self.types else ""
@@ -272,6 +277,11 @@ class OwnQuestions(OwnTask):
     def learned_as(self) -> Questions:
         """As if there were always an answer."""
         return Questions("v1.1")
+
+    @property
+    def best(self) -> str:
+        """Of words."""
+        return _ANSWERS.best
 
     def examples(self, name: str, split: str, data: Path) -> list[QuestionExample]:
         """Questions, some of which may have no answer."""
