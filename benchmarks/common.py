@@ -38,6 +38,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # A model for a CPU, to show that a script works.
 DEMO = ("model.hidden_size=128", "model.num_hidden_layers=2", "model.num_attention_heads=2",
         "model.intermediate_size=512")  # fmt: skip
+# What a training of ours and transformers' leave below an output folder: a line for each step, and each validation.
+CURVES = {"ours": "ours/metrics.jsonl", "transformers": "peer.jsonl"}
+HELD_OUT = {"ours": "ours/validation.jsonl", "transformers": "peer.held_out.jsonl"}
 
 GPU_LOST = 3  # an exit code; 1 and 2 are those of parts that failed and of wrong arguments
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 import transformers_pretraining as transformers_model
-from common import ROOT, steps_of
+from common import CURVES, HELD_OUT, ROOT, steps_of
 from eval import probe
 from preprocessing.markdown import markdown_table
 from preprocessing.schema import ShardDirectory
@@ -38,9 +38,6 @@ from trainer.loading import StepReader
 
 MEASURED = range(30, 60)  # steps that tell how many more there is time for
 VALIDATIONS = 8  # of a training of --seconds
-# What each leaves below OUTPUT: a line for each step, and for each validation.
-CURVES = {"ours": "ours/metrics.jsonl", "transformers": "peer.jsonl"}
-HELD_OUT = {"ours": "ours/validation.jsonl", "transformers": "peer.held_out.jsonl"}
 
 
 def main() -> None:
