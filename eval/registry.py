@@ -167,9 +167,9 @@ def choose(run: RunDirectory, task: str, metric: str) -> Choice:
         raise UsageError(
             f"{export}: the best by {task}.{metric}, but it is gone; keep more exports, or name another metric"
         )
+    _check_own(export)
     if checksum(export / WEIGHTS) != best.weights_blake2b:
         raise UsageError(f"{export}: not the weights that {best.file} is of; evaluate it again")
-    _check_own(export)
     checkpoint, figure = best.results["checkpoint"], best.figure(task, metric)
     code = checkpoint["lineage"].get("code", {})  # which trained
     tags = tags_of(checkpoint, code_version=code.get("version"), code_commit=code.get("commit"))
