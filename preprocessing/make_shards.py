@@ -29,7 +29,7 @@ with needs("preprocess"):
     from preprocessing.interruption import end_when_interrupted
     from preprocessing.job_lock import alone
     from preprocessing.layout import ShardingError
-    from preprocessing.output import FAILED, JobError, JobFailedError
+    from preprocessing.output import FAILED, JobError, JobFailedError, check_own
     from preprocessing.schema import ShardError
     from preprocessing.sources import SourceError, StorageError
     from preprocessing.storage_errors import UnavailableError, exit_code
@@ -49,6 +49,7 @@ def run(argv: Sequence[str]) -> None:
     output = files.absolute(arguments.output)
     job, inputs, units, vocabulary = launch.prepare(arguments, output)
     job, benchmark = launch.with_benchmark(job, arguments.contamination)
+    check_own(output)
     with alone(output, launch.note):
         if launch.begin(job, inputs, vocabulary, arguments, benchmark) == "finished":
             show(in_line(f"{output}: these shards are finished already; nothing to do"))

@@ -23,7 +23,7 @@ from preprocessing import files
 from preprocessing.layout import VALIDATION_PREFIX, shard_name, split_of
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardError
 from preprocessing.sources import DEFAULTS
-from preprocessing.status import is_dir
+from preprocessing.status import exists, is_dir, is_file
 from preprocessing.storage_errors import is_full, is_refused, reason
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from preprocessing.work_files import LOCK, WORK, WorkFile, is_work_file
@@ -136,6 +136,23 @@ def check_ours(output: str) -> None:
 
 def _foreign(output: str, present: Iterable[str]) -> str:
     return f"{output}: contains files that are not from this program, such as {min(present)!r}; use another directory"
+
+
+def check_own(output: str) -> None:
+    """See that what a job empties, or writes and removes files in, is of the directory, and not where a link leads.
+
+    Raises:
+        JobError: a link has its name, or something else.
+        JobFailedError: that can't be told now.
+    """
+    if files.is_remote(output):
+        return
+    with reaching(output):
+        for name, is_such in ((WORK, is_dir), (LOCK, is_file), (TOKENIZER, is_dir)):
+            path = Path(output, name)
+            if path.is_symlink() or (exists(path) and not is_such(path)):
+                kind = "folder" if is_such is is_dir else "file"
+                raise JobError(f"{output}: {name!r} is no {kind} of its own; remove it, or use another directory")
 
 
 def check_free(output: str, wanted: Iterable[str]) -> None:

@@ -477,3 +477,36 @@ def test_of_however_many_shards_a_job_json_tells_only_those_that_are_there_take_
     tracemalloc.stop()
     assert peak < 10_000_000
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(foreign)
+
+
+@pytest.mark.parametrize("name", [".work", ".work/lock", "tokenizer"])
+@pytest.mark.parametrize("asked", [(), ("--overwrite",)])
+def test_what_a_link_leads_to_is_neither_written_to_nor_emptied(
+    make: Maker, books: Path, tmp_path: Path, name: str, asked: tuple[str, ...]
+) -> None:
+    output, elsewhere, mine = tmp_path / "out", tmp_path / "elsewhere", ("vocab.txt", "lock", "tokens-00000.json")
+    elsewhere.mkdir()
+    for file in mine:
+        (elsewhere / file).write_text("mine")
+    (output / name).parent.mkdir(parents=True)
+    (output / name).symlink_to(elsewhere / "lock" if name == ".work/lock" else elsewhere)
+    kind = "file" if name == ".work/lock" else "folder"
+    said = make.error(output, "--books", books / "*.txt", *asked)
+    assert said.endswith(f"{output}: {name!r} is no {kind} of its own; remove it, or use another directory")
+    assert {path.name: path.read_text() for path in elsewhere.iterdir()} == dict.fromkeys(mine, "mine")
+
+
+@pytest.mark.parametrize("name", [".work", "tokenizer"])
+def test_a_file_in_the_way_of_a_folder_is_told_before_any_work(
+    make: Maker, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    output = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "clear_work", lambda _output: None)
+        make(output, "--books", books / "*.txt")
+    (output / "manifest.json").unlink()
+    shutil.rmtree(output / name)
+    (output / name).write_text("mine")
+    said = make.error(output, "--books", books / "*.txt")
+    assert said.endswith(f"{output}: {name!r} is no folder of its own; remove it, or use another directory")
+    assert (output / name).read_text() == "mine"
