@@ -16,6 +16,16 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems 
 _INTERVAL = 0.5  # seconds between two tries
 
 
+def refuse_link(path: Path) -> None:
+    """See that a file that is emptied as soon as it is locked is no other one, which a link of others may lead to.
+
+    Raises:
+        OSError: it is a link.
+    """
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "a link, where a file of its own belongs", str(path))
+
+
 @contextlib.contextmanager
 def lock_file(path: Path) -> Iterator[TextIO]:
     """Open a file that is there to be locked, or make it.
@@ -23,8 +33,9 @@ def lock_file(path: Path) -> Iterator[TextIO]:
     What can't be written into it is for messages alone: no error, where a network's disk tells that when it is closed.
 
     Raises:
-        OSError: it can't be opened.
+        OSError: it can't be opened, or is a link.
     """
+    refuse_link(path)
     file = path.open("a+", encoding="utf-8", errors="replace")  # NFS wants both
     try:
         yield file

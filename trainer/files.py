@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from preprocessing.locks import is_open_at, try_lock
+from preprocessing.locks import is_open_at, refuse_link, try_lock
 from preprocessing.status import exists, is_dir
 
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what a folder is answered by shares of a virtual machine
@@ -45,6 +45,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def _alone(path: Path) -> Iterator[BinaryIO]:
     """A file that no other process writes meanwhile, emptied: what a process left that was killed is of no use."""
     while True:
+        refuse_link(path)
         file = path.open("ab")
         try:
             try_lock(file.fileno(), wait=True)

@@ -101,3 +101,12 @@ def test_what_is_told_only_where_the_file_is_closed_is_no_error_and_the_lock_has
         assert try_lock(other.fileno()) is True
     with pytest.raises(OSError, match="Input/output"):
         Told(really_open(tmp_path / "lock", "ab+")).close()
+
+
+def test_what_a_link_leads_to_is_not_taken_for_a_lock(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "lock").symlink_to("file")
+    told = r"a link, where a file of its own belongs: '.*/lock'"
+    with pytest.raises(OSError, match=told), lock_file(tmp_path / "lock"):
+        pytest.fail("it is open")
+    assert (tmp_path / "file").read_text() == "mine"

@@ -276,3 +276,11 @@ def test_what_can_not_be_deleted_stays(tmp_path, monkeypatch):
     for path in (link, folder):
         discard(path)
         assert path.is_dir()
+
+
+def test_what_a_link_leads_to_is_not_emptied_for_what_is_written(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    incomplete(tmp_path / "outcome").symlink_to("file")
+    with pytest.raises(OSError, match="a link, where a file of its own belongs"):
+        write_atomically(tmp_path / "outcome", "done")
+    assert (tmp_path / "file").read_text() == "mine"
