@@ -26,7 +26,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from preprocessing import status
 from preprocessing.decompression import decompressed
-from preprocessing.schema import new_checksum
+from preprocessing.schema import checksum_of, new_checksum
 from preprocessing.sources import unread
 from preprocessing.storage_errors import is_no_file
 from preprocessing.work_files import WorkFile
@@ -266,6 +266,20 @@ def read_json(path: str) -> Any:
         return json.loads(read_text(path) or "null")
     except (ValueError, RecursionError):
         return None
+
+
+def write_note(path: str, noted: Any, scratch: str) -> None:
+    """Publish a small JSON file with its checksum."""
+    text = json.dumps(noted)
+    write_text(path, f'{{"noted": {text}, "blake2b": "{checksum_of(text.encode())}"}}', scratch)
+
+
+def read_note(path: str) -> Any:
+    """What write_note was given, None when there is no such file or it is not as that wrote it; raises as read_json."""
+    told = read_json(path)
+    if isinstance(told, dict) and told.get("blake2b") == checksum_of(json.dumps(told.get("noted")).encode()):
+        return told.get("noted")
+    return None
 
 
 def names_below(folder: str) -> dict[str, int]:

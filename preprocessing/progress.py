@@ -75,7 +75,7 @@ class Progress:
         notes = [name for name in files.names_below(self._job.work) if name.endswith(".json")]
         # At its very end a job removes its notes.
         for name in set(filter(WorkFile.UNIT_NOTE.fits, notes)) - self._parts:
-            if isinstance(note := files.read_json(files.join(self._job.work, name)), dict):
+            if note := files.read_note(files.join(self._job.work, name)):
                 self._parts.add(name)
                 self._counts.update(note["totals"]["counts"])
         self._reading.clear()

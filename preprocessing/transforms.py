@@ -16,7 +16,6 @@ inputs, the options and the seed alone, and a note beside a file says that it is
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, reduce
@@ -76,7 +75,7 @@ def build(rows: tuple[str, Iterable[Span]], job: Job, settlement: Settlement) ->
 def _once(job: Job, place: str, note: str, made: Sequence[str], work: Callable[[], Any]) -> Any:
     """What some work notes (JSON), unless an earlier run has done it: then what that has noted.
 
-    It has not where the note or a file is cut: a machine that loses its power may leave such.
+    It has not where the note is not as it was written or a file is cut: a machine that loses its power may leave such.
 
     Args:
         job: of which this is a part.
@@ -86,10 +85,10 @@ def _once(job: Job, place: str, note: str, made: Sequence[str], work: Callable[[
         work: the part.
     """
     with reporting(job, place):
-        noted = files.read_json(note)
+        noted = files.read_note(note)
         if noted is None or not all(map(files.is_arrow, made)):
             noted = work()
-            files.write_text(note, json.dumps(noted), job.work)
+            files.write_note(note, noted, job.work)
     return noted
 
 

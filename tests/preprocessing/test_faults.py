@@ -465,9 +465,12 @@ def test_an_arrow_file_that_can_not_be_mapped_is_of_storage_that_fails(
         ("drops.json", b"\0\xff"),
         ("shard-00000-of-00002.arrow.json", b'[{"file"'),
         ("../shard-00000-of-00002.arrow", b""),
+        ("tokens-00000.json", b"{}"),
+        ("drops.json", b'[{}, "x"]'),
+        ("shard-00000-of-00002.arrow.json", b'{"noted": [{}, {}], "blake2b": "c0"}'),
     ],
 )
-def test_what_a_power_failure_has_cut_is_made_again(
+def test_what_a_power_failure_has_cut_or_others_have_changed_is_made_again(
     make: Maker, books: Path, tmp_path: Path, name: str, left: bytes
 ) -> None:
     arguments = ("--books", books / "*.txt", "--num-shards", 2)

@@ -26,9 +26,11 @@ from preprocessing.files import (
     publish_arrow,
     read_batch,
     read_json,
+    read_note,
     read_text,
     remove,
     size,
+    write_note,
     write_text,
 )
 from preprocessing.schema import checksum
@@ -132,6 +134,16 @@ def test_what_is_not_there_is_told_from_what_can_not_be_looked_at(
     for look in looks:
         with pytest.raises(OSError, match="Input/output error"):
             look(f"{tmp_path}/file")
+
+
+@pytest.mark.parametrize(("right", "wrong"), [("120", "121"), ("noted", "notes"), ("null", "3"), ("}", "")])
+def test_a_note_that_is_not_as_it_was_written_is_none(tmp_path: Path, right: str, wrong: str) -> None:
+    note = tmp_path / "note.json"
+    assert read_note(str(note)) is None
+    write_note(str(note), {"rows": (120, None, 0.1)}, str(tmp_path))
+    assert read_note(str(note)) == {"rows": [120, None, 0.1]}
+    note.write_text(note.read_text().replace(right, wrong, 1))
+    assert read_note(str(note)) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"a": 1', "[" * 100_000])

@@ -17,9 +17,8 @@ from tests.preprocessing.maker import job_at
 
 
 def write_note(job: Job, unit: int, **counts: int) -> None:
-    path = Path(job.path(WorkFile.UNIT_NOTE, unit=unit))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"spans": {}, "totals": {"counts": {f"{name}/books": n for name, n in counts.items()}}}))
+    noted = {"spans": {}, "totals": {"counts": {f"{name}/books": n for name, n in counts.items()}}}
+    files.write_note(job.path(WorkFile.UNIT_NOTE, unit=unit), noted, job.work)
 
 
 def test_progress_tells_what_this_run_has_read(tmp_path: Path) -> None:
