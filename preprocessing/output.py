@@ -244,6 +244,7 @@ def _read_job(output: str) -> dict[str, Any] | None:
         raw: dict[str, Any] = files.read_json(files.join(output, JOB))
         counts = [raw["shards"][split] for split in ("train", "validation")]
         is_ours = raw["format_version"] and all(isinstance(count, int) for count in counts)
+        is_ours = is_ours and isinstance(raw.get("vocabulary", {}), dict)
     except (KeyError, TypeError):
         return None
     return raw if is_ours else None

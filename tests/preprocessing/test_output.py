@@ -458,7 +458,8 @@ def test_a_job_json_that_no_job_wrote_is_left_alone(make: Maker, books: Path, tm
     output = tmp_path / "out"
     output.mkdir()
     partial = '{"format_version": 1, "shards": {"train": 1}}'
-    for text in (partial, '{"format_version": 1, "shards": 3}', "[]", "{", "3", "[" * 100_000):
+    other = '{"format_version": 1, "shards": {"train": 1, "validation": 1}, "vocabulary": "x"}'
+    for text in (partial, other, '{"format_version": 1, "shards": 3}', "[]", "{", "3", "[" * 100_000):
         (output / "job.json").write_text(text)
         said = make.error(output, "--books", books / "*.txt", "--overwrite")
         assert "'job.json' was not written by a job of this program" in said
