@@ -14,7 +14,7 @@ from eval.errors import UsageError
 from eval.results import NEXT_WORDS, RESULTS, by_command, is_learned, read_results
 from eval.storage import reading
 from preprocessing.schema import checksum
-from preprocessing.status import entries, exists, is_dir, is_file
+from preprocessing.status import entries, exists, is_dir, is_file, resolved
 from trainer.hugging_face import weights_file
 from trainer.naming import tell_apart
 from trainer.run_directory import RunDirectory
@@ -116,7 +116,7 @@ def find_results(folders: Iterable[Path]) -> Iterator[Path]:
         UnavailableError: a folder can't be read now.
     """
     found = (
-        (folder / RESULTS).resolve()
+        resolved(folder / RESULTS)
         for given in folders
         for folder in (given, *_entries(given), *_entries(given / EVALUATIONS))
         if _has_results(folder)
@@ -177,16 +177,16 @@ def run_directory(checkpoint: Mapping[str, Any], file: Path) -> Path:
     under its old name, which is what the export's lineage has. Where that one is gone, it is the run that the results
     lie in elsewhere.
     """
-    export, trained_in, file = Path(checkpoint["path"]), checkpoint["lineage"].get("run"), file.resolve()
+    export, trained_in, file = Path(checkpoint["path"]), checkpoint["lineage"].get("run"), resolved(file)
     if trained_in and file.parent.parent.name == EVALUATIONS and is_file(RunDirectory(file.parents[2]).config):
         return file.parents[2]
     around = RunDirectory(export.parent.parent)
     if export.parent == around.exports and is_file(around.config):
-        return around.path.resolve()
+        return resolved(around.path)
     if trained_in and not is_dir(trained_in):
         moved = (folder for folder in (file.parent, file.parent.parent) if is_file(RunDirectory(folder).config))
-        return next(moved, Path(trained_in).resolve())
-    return Path(trained_in or export).resolve()
+        return next(moved, resolved(trained_in))
+    return resolved(trained_in or export)
 
 
 def of_present_weights(evaluations: Sequence[Evaluated]) -> tuple[list[Evaluated], list[Evaluated]]:

@@ -7,6 +7,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from eval.errors import UsageError
 from eval.evaluated import learns_next_sentence, predicts_next_words, sequence_length, settings_of
 from eval.storage import reading
-from preprocessing.status import exists
+from preprocessing.status import exists, resolved
 from trainer.files import DamagedFileError, read_lines
 from trainer.metrics import directories, of_directory
 from trainer.naming import tell_apart
@@ -70,7 +71,7 @@ def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
     """
     given: dict[Path, Path] = {}
     for path in paths:
-        given.setdefault(path.resolve(), path)  # a link to a run is that run
+        given.setdefault(resolved(path), path)  # a link to a run is that run
     names = tell_apart(given)
     read = {path: _read_history(path, names[resolved]) for resolved, path in given.items()}
     found = [history for history in read.values() if history is not None]
@@ -114,6 +115,8 @@ def _read_figures(file: Path, names: Sequence[str], others: Sequence[str] = ()) 
     columns = {name: array("d") for name in (*names, *others)}
     try:
         for line in read_lines(file):
+            name = "step"
+            index(line[name])  # and not NaN, which Python's JSON has
             for name in names:
                 columns[name].append(line[name])
             for name in others:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from preprocessing.extras import needs
-from preprocessing.status import is_dir, is_file, make_folder
+from preprocessing.status import is_dir, is_file, make_folder, resolved
 
 with needs("eval"):
     from eval.asked import Asked
@@ -400,7 +400,7 @@ def _check(run: RunDirectory, wanted: Sequence[Task], options: Sequence[str], on
         UsageError: no run that could be waited for, one that can't be written to, a folder that is missing or not
             there, damaged shards, or an option that is the watch's own; argparse ends the program for other words.
     """
-    job = Job(run.path.resolve(), tuple(task.name for task in wanted), run.path)
+    job = Job(resolved(run.path), tuple(task.name for task in wanted), run.path)
     parsed = parse_evaluation([*evaluation_words(job), *options], "python -m eval.watch")
     if once and not _is_there(run):
         raise UsageError(f"{run.path}: no run is there; give a run directory")

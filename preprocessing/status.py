@@ -57,6 +57,11 @@ def leads_nowhere(path: Path | str) -> bool:
     return status(path) is None and status(path, follow=False) is not None
 
 
+def resolved(path: Path | str) -> Path:
+    """A path without links; as it is where one leads to itself, of which Path.resolve raised before Python 3.13."""
+    return Path(os.path.realpath(path))
+
+
 def may(path: Path | str, mode: int) -> bool:
     """Whether something is at a path and this user may do with it what os.access is asked for; raises as status."""
     return os.access(path, mode) or (exists(path) and os.access(path, mode))

@@ -508,6 +508,8 @@ def test_curves_of_a_long_run_are_drawn_from_few_points_and_smoothed_over_all_st
         ("metrics.jsonl", "3\n", "metrics.jsonl: a line is without a figure 'step'; mend it"),
         ("metrics.jsonl", f'{{"step": {10**400}}}\n', "metrics.jsonl: a line is without a figure 'step'; mend it"),
         ("metrics.jsonl", '{"step": null}\n', "metrics.jsonl: a line is without a figure 'step'; mend it"),
+        ("validation.jsonl", '{"step": NaN}\n', "validation.jsonl: a line is without a figure 'step'; mend it"),
+        ("validation.jsonl", '{"step": Infinity}\n', "validation.jsonl: a line is without a figure 'step'; mend it"),
         ("results.json", json.dumps({"format_version": FORMAT_VERSION}), "results.json: not the results of an eval"),
         ("results.json", None, "results.json: can't read the results"),
         ("results.json", "{}", "results.json: not the results of an evaluation"),
@@ -691,6 +693,12 @@ def test_no_name_commands_the_terminal(run: Path, capsys: pytest.CaptureFixture[
     assert told.out.splitlines()[-1] == f"{run.parent}/de\\x1b[31mmo/report/report.html"
     assert told.err.startswith(f"note: {run.parent}/another\\n is left out: no run that has begun to train\n")
     assert "\x1b" not in told.out + told.err
+
+
+def test_a_link_that_leads_to_itself_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").symlink_to("run")
+    assert main([str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'run'}: no such directory; give that of a run\n"
 
 
 def test_a_folder_of_runs_is_told_from_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -1252,6 +1260,8 @@ def test_the_run_of_an_evaluation(tmp_path: Path) -> None:
     assert run_directory(copied, other / "results.json") == run_directory(copied, other / "tried" / "x.json") == other
     assert run_directory(copied | {"lineage": {"run": str(run)}}, other / "results.json") == run
     assert run_directory(foreign, outside) == run_directory(foreign, inside) == Path("/model")
+    (tmp_path / "loop").symlink_to("loop")
+    assert run_directory(copied | {"lineage": {"run": str(tmp_path / "loop")}}, outside) == tmp_path / "loop"
 
 
 def test_a_report_is_written_whoever_reads_its_files_names(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

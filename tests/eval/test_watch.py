@@ -956,7 +956,8 @@ def test_a_run_that_is_not_there_yet_is_waited_for(
 
 
 def test_no_run_to_look_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (tmp_path / "gone", tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path / "gone", tmp_path, tmp_path / "loop"):
         assert main([str(path), "--tasks", "fill_mask", "--once"]) == 2
         assert capsys.readouterr().err == f"error: {path}: no run is there; give a run directory\n"
 
