@@ -13,6 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from preprocessing.locks import refuse_link
 from preprocessing.status import exists
 from preprocessing.terminal import counted
 from trainer.files import append_lines, incomplete, sync
@@ -141,6 +142,7 @@ def _is_sound(file: BinaryIO, end: int, step: int) -> bool:
 
 def _rewrite(path: Path, step: int) -> None:
     """Leave the good lines of steps up to ``step``."""
+    refuse_link(incomplete(path))
     with path.open("rb") as old, incomplete(path).open("wb") as new:
         for number, line in enumerate(old, start=1):
             values = _metrics_of(line)

@@ -94,6 +94,15 @@ def test_a_damaged_line_of_metrics_is_no_reason_not_to_go_on(run, caplog, line, 
     assert caplog.messages == [f"{run.metrics}: line 2 is damaged and left out"]
 
 
+def test_what_a_link_leads_to_is_not_emptied_for_metrics_without_a_damaged_line(run, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    run.metrics.write_bytes(b'{"step": 1}\n[2]\n')
+    incomplete(run.metrics).symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="a link, where a file of its own belongs"):
+        cut_metrics(run, 3)
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_lines_of_metrics_that_two_trainers_wrote_are_dropped_wherever_they_are(run):
     """As on a file system without locks."""
     for step in (1, 2, 3, 4, 2, 3, 4):

@@ -854,6 +854,17 @@ def test_a_store_is_there_whole_or_not_at_all(run: RunDirectory, monkeypatch: py
     assert sorted(path.name for path in database.parent.glob("*mlflow.db*")) == ["mlflow.db", "mlflow.db.lock"]
 
 
+def test_what_a_link_leads_to_is_not_emptied_for_a_store(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    prepare(run, "tests")
+    mine = run.path.parent / "mine"
+    mine.write_text("mine")
+    (run.path.parent / ".mlflow.db.unfinished").symlink_to(mine)
+    with pytest.raises(OSError, match="a link, where a file of its own belongs"):
+        sync(run)
+    assert mine.read_text() == "mine"
+
+
 def test_a_store_that_found_no_room_is_made_when_there_is_some(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

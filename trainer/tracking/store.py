@@ -23,7 +23,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
-from preprocessing.locks import holder, lock_file, try_lock, wait_and_lock
+from preprocessing.locks import holder, lock_file, refuse_link, try_lock, wait_and_lock
 from preprocessing.status import exists, is_dir
 from trainer.credentials import without_credentials
 from trainer.files import write_atomically
@@ -230,6 +230,7 @@ def _create(database: Path) -> None:
     unfinished = database.with_name(f".{database.name}.unfinished")
     # Emptied, not deleted: after a try that found the disk full MLflow keeps its connection to that very file, and
     # would not see another. Of one that was killed SQLite removes the journal.
+    refuse_link(unfinished)
     unfinished.write_bytes(b"")
     MlflowClient(_uri_of(unfinished)).search_experiments(max_results=1)
     unfinished.replace(database)
