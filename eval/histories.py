@@ -73,7 +73,7 @@ def read_histories(paths: Sequence[Path]) -> tuple[list[History], list[Path]]:
     for path in paths:
         given.setdefault(resolved(path), path)  # a link to a run is that run
     names = tell_apart(given)
-    read = {path: _read_history(path, names[resolved]) for resolved, path in given.items()}
+    read = {path: _read_history(path, names[place]) for place, path in given.items()}
     found = [history for history in read.values() if history is not None]
     if not found:
         within = f", such as those of {paths[0]}/*" if any(paths[0].glob("*/config.toml")) else ""
