@@ -54,7 +54,7 @@ def parse_partitions(text: str) -> list[NodeGroup]:
     """What sinfo printed in our format; lines of another form are the site's own words."""
     rows = [match.groups() for match in map(_ROW.fullmatch, text.splitlines()) if match]
     return [
-        NodeGroup(partition=name.rstrip("*"), seconds=_limit(limit.strip()), nodes=int(nodes), gpus=_gpus(resources))
+        NodeGroup(partition=name.rstrip("*"), seconds=_limit(limit), nodes=int(nodes), gpus=_gpus(resources))
         for name, limit, nodes, resources in rows
     ]
 
