@@ -103,6 +103,7 @@ class TestTheWholeRun:
         assert node["resources"]["limits"] == {"cpu": "96", "memory": "900Gi", "nvidia.com/gpu": "8"}
         assert node["envFrom"] == [{"secretRef": {"name": "tracking", "optional": True}}]
         found = variables(node)
+        assert found["RUN"] == "/lustre/runs/large"
         assert found["NCCL_SOCKET_IFNAME"] == "eth0"
         assert found["NCCL_IB_TIMEOUT"] == "22"
         assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("4", "8")
@@ -116,7 +117,9 @@ class TestTheWholeRun:
         (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "files"]
         (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "files"]
         assert volume["configMap"]["name"] == config["metadata"]["name"]
-        assert variables(pod["containers"][0])["RECIPE"] == f"{mount['mountPath']}/config.toml"
+        found = variables(pod["containers"][0])
+        assert found["RECIPE"] == f"{mount['mountPath']}/config.toml"
+        assert found["DEEPSPEED_CONFIG"] == f"{mount['mountPath']}/ds_config.json"
 
     def test_leaves_the_recipe_of_a_run_that_runs_as_it_is(self, objects, tmp_path):
         other = objects_of(SETTINGS, with_experiment("another"), tmp_path)
@@ -147,6 +150,7 @@ class TestTheWholeRun:
         assert box["args"] == [*device, *EVAL.arguments, "--grid-index=$(JOB_COMPLETION_INDEX)", "--grid-count=$(PODS)"]
         (pod,) = [pod for pod in pods(objects) if pod["containers"][0]["name"] == "beam"]
         assert pod["containers"][0]["args"][-1] == "--direct_num_workers=16"
+        assert pod["containers"][0]["resources"]["limits"] == {"cpu": "16", "memory": "64Gi"}
 
 
 @needs_kubectl
@@ -171,7 +175,13 @@ def test_programs_compute_on_what_their_pods_ask_for(gpus, device):
     assert [v for v in container(settings, WORK, "pretrain")["env"] if v["name"] == "DS_ACCELERATOR"] == [own]
 
 
-@pytest.mark.parametrize("word", ["--runner=FlinkRunner", "--job_endpoint=elsewhere:1", "--parallelism=3"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--runner=FlinkRunner", "--direct_num_workers=3", "--job_endpoint=elsewhere:1",
+        "--artifact_endpoint=elsewhere:2", "--environment_type=DOCKER", "--parallelism=3",
+    ],
+)  # fmt: skip
 def test_who_works_is_said_once(word):
     """Of two the later counts: the job would go elsewhere, beside a Flink cluster that was made for it."""
     programs = [replace(PREPROCESS, arguments=(*PREPROCESS.arguments, word))]
@@ -396,14 +406,17 @@ def test_paths_of_arguments_are_checked_by_whom_knows_them():
         (lambda: KubernetesSettings(image="bert:latest"), "needs a tag, and not latest"),
         (lambda: KubernetesSettings(image="bert:1@sha256:12"), "needs a tag, and not latest"),
         (lambda: KubernetesSettings(image="bert:1 --x"), "is not a name such as"),
+        (lambda: KubernetesSettings(image="Bert:1"), "is not a name such as"),
         (lambda: KubernetesSettings(image="bert:1@"), "is not a name such as"),
         (lambda: KubernetesSettings(mount_path="shared"), "mount_path 'shared' must be a whole path, such as /shared"),
+        (lambda: KubernetesSettings(mount_path="data/shared"), "must be a whole path, such as /shared"),
         (lambda: KubernetesSettings(mount_path="/opt/shared"), "mount_path '/opt/shared' lies in the image's /opt"),
         (lambda: KubernetesSettings(mount_path="/tmp/x"), "mount_path"),
         (lambda: KubernetesSettings(mount_path="/"), "mount_path"),
         (lambda: KubernetesSettings(mount_path="/data/../shared"), "must be a whole path, such as /shared"),
         (lambda: KubernetesSettings(mount_path="/data:ro"), "must be a whole path, such as /shared"),
         (lambda: KubernetesSettings(gpu="gpu"), "gpu 'gpu' is not a resource"),
+        (lambda: KubernetesSettings(gpu="nvidia.com/g pu"), "gpu 'nvidia.com/g pu' is not a resource"),
         (lambda: EvalPods(wait_minutes=0), "wait_minutes must be positive"),
         (lambda: KubernetesSettings(environment={"A-B": "1"}), "environment: 'A-B'"),
         (lambda: KubernetesSettings(environment={"A": "a\x7fb"}), "whose control characters kubectl does not read"),

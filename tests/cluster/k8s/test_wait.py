@@ -92,9 +92,9 @@ def test_minutes_are_those_of_a_clock(tmp_path, monkeypatch, capsys):
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
     monkeypatch.setattr(wait, "time", clock)
-    assert wait.main(["--shards", str(tmp_path), "--minutes", "2"]) == 2
-    assert "not there after 2 minutes" in capsys.readouterr().err
-    assert clock.now == 120
+    assert wait.main(["--shards", str(tmp_path), "--minutes", "1.75"]) == 2
+    assert "not there after 1.75 minutes" in capsys.readouterr().err
+    assert clock.now == 105
 
 
 def test_a_run_is_waited_for_until_it_is_done(tmp_path):
