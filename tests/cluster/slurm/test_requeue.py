@@ -206,6 +206,14 @@ def test_storage_that_stays_away_ends_the_job_after_a_while(run, monkeypatch, ca
     assert clock[0] == 2 * PATIENCE
 
 
+def test_checkpoints_on_a_disk_that_stays_away_end_the_job_in_a_line_too(run, capsys, clock):
+    run.checkpoints.symlink_to(run.path / "away")
+    assert main(["after", str(run.path), "--job", "7", "--exit-code", "1", "--crashes", "3"]) == 11
+    assert clock[0] == PATIENCE
+    _, decided = capsys.readouterr().err.splitlines()
+    assert decided.startswith(f"{run.path}: given up: {run.checkpoints}: can't be read now (a link to what is not")
+
+
 def test_an_outcome_is_removed_when_storage_is_well_again(run, monkeypatch, capsys, clock):
     run.set_outcome("done")
     fail_until(monkeypatch, clock, 25, Path, "unlink", run.outcome_file)
