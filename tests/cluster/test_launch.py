@@ -252,8 +252,8 @@ def test_what_a_job_file_says_itself_is_no_option_to_add(option, advice):
 
 
 _OF_SBATCH = {"SBATCH_NO_REQUEUE": "1", "SBATCH_JOB_NAME": "x", "SBATCH_ARRAY_INX": "0-1", "SBATCH_TIMELIMIT": "3",
-              "SBATCH_SIGNAL": "TERM@9", "SBATCH_WAIT": "1", "SBATCH_ACCOUNT": "mine",
-              "SBATCH_PARTITION": "nosuch"}  # fmt: skip
+              "SBATCH_SIGNAL": "TERM@9", "SBATCH_WAIT": "1", "SBATCH_OUTPUT": "x", "SBATCH_OPEN_MODE": "truncate",
+              "SBATCH_REQUEUE": "1", "SBATCH_ACCOUNT": "mine", "SBATCH_PARTITION": "nosuch"}  # fmt: skip
 _SHOW_SBATCH = (
     f"json.dump({{name: value for name, value in os.environ.items() if name in {[*_OF_SBATCH]}}}, open('seen', 'a'))"
     "\nprint(41)"
@@ -607,6 +607,7 @@ def test_a_job_that_slurm_does_not_requeue_ends_and_does_not_hold_its_nodes(here
     done = run_job(evaluation())
     assert done.returncode == 1
     assert done.stderr.endswith("SLURM does not requeue the job, as it says above: submit its file again to go on\n")
+    assert [arguments for name, arguments, _ in slurm.calls() if name == "sleep"] == [["10"]] * 29
 
 
 def test_a_start_that_can_not_clear_away_the_last_outcome_does_not_take_it_for_its_own(here, slurm):
@@ -868,8 +869,10 @@ def test_all_three_in_a_chain_each_fed_by_the_one_before(here, slurm, capsys):
     ]
     assert main(["all", "--on", "slurm", "--settings", "cluster.toml", *settings]) == 0
     job = here / "runs" / "tiny" / "job"
-    logs = re.findall(rf"tail -F {job}/logs/(.*)", capsys.readouterr().out)
+    told = capsys.readouterr().out
+    logs = re.findall(rf"tail -F {job}/logs/(.*)", told)
     assert logs == ["preprocess-41.log", "pretrain-42.log", "eval-43_*.log"]
+    assert re.findall("output    (.*)", told) == [f"{here}/made", f"{here}/results"]
     files = [job / f"{name}.sbatch" for name in ("preprocess", "pretrain", "eval")]
     check_shell(*files, job / "all.sh")
     submitted = [arguments for name, arguments, _ in slurm.calls() if name == "sbatch"]
@@ -961,6 +964,8 @@ def test_a_submission_without_a_number_is_told(here, slurm, capsys):
     slurm.stand_in("sbatch", "print('allocation would begin tomorrow', file=sys.stderr)")
     assert launch('slurm.options=["--test-only"]') == 2
     assert capsys.readouterr().err.endswith(": no number of a job, but 'allocation would begin tomorrow'\n")
+    assert main(["all", "--on", "slurm", "--settings", "cluster.toml", *chain_of(), "slurm.partition=cpu"]) == 2
+    assert capsys.readouterr().err.endswith("/all.sh: allocation would begin tomorrow\n")
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -1016,7 +1021,8 @@ def test_on_this_machine_ranks_share_the_cores_and_train_on_gpus_where_there_are
     given = ["--", "--config", "tiny.toml", "--shards", "shards", "--output", "run"]
     assert main(["pretrain", "--on", "local", "--dry-run", "local.gpus=2", *given]) == 0
     training = (here / "run" / "job" / "pretrain.sh").read_text().replace("\\\n    ", "")
-    assert " -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=2 " in training
+    starter = "-m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=2 "
+    assert f"\nexec {sys.executable} {starter}" in training
     assert "export OMP_NUM_THREADS=4\n" in training
     assert "export DS_ACCELERATOR=cuda" in training
     assert main(["pretrain", "--on", "local", "--dry-run", "local.ranks=3", *given]) == 2
@@ -2338,7 +2344,8 @@ def test_a_machine_without_slurm_can_still_write_the_job(here, monkeypatch, caps
 
 
 def test_a_network_s_file_system_is_shared_and_the_nearest_mount_counts(monkeypatch, tmp_path):
-    mounts = [("/", "ext4"), (str(tmp_path), "lustre"), (str(tmp_path / "scratch"), "xfs")]
+    # The root may come last: at a boot others are moved into it.
+    mounts = [(str(tmp_path), "lustre"), (str(tmp_path / "scratch"), "xfs"), ("/", "ext4")]
     partitions = [type("Mount", (), {"mountpoint": point, "fstype": kind}) for point, kind in mounts]
     # By itself psutil leaves out the mounts of networks.
     monkeypatch.setattr(visible.psutil, "disk_partitions", lambda **asked: partitions if asked == {"all": True} else [])
@@ -2352,9 +2359,13 @@ def test_a_network_s_file_system_is_shared_and_the_nearest_mount_counts(monkeypa
     visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "scratch"])
     (tmp_path / "link").symlink_to(tmp_path / "scratch")
     visible.check_shared([tmp_path / "scratch" / "runs"], vouched=[tmp_path / "link"])
+    visible.check_shared([tmp_path / "link" / "runs"], vouched=[tmp_path / "scratch"])
 
 
-@pytest.mark.parametrize(("kinds", "shared"), [(["nfs4", "overlay"], False), (["tmpfs", "nfs4"], True)])
+@pytest.mark.parametrize(
+    ("kinds", "shared"),
+    [(["nfs4", "overlay"], False), (["tmpfs", "nfs4"], True), ([], True)],  # none: in a chroot
+)
 def test_of_several_mounts_at_one_place_the_last_counts(monkeypatch, tmp_path, kinds, shared):
     partitions = [type("Mount", (), {"mountpoint": str(tmp_path), "fstype": kind}) for kind in kinds]
     monkeypatch.setattr(visible.psutil, "disk_partitions", lambda **_: partitions)
@@ -2370,13 +2381,14 @@ def test_a_link_on_a_disk_of_this_machine_to_a_shared_folder_is_warned_of(monkey
     (tmp_path / "net" / "me").mkdir(parents=True)
     (tmp_path / "home").symlink_to(tmp_path / "net")
     (tmp_path / "net" / "mine").symlink_to("me")
-    visible.check_shared([tmp_path / "home" / "me" / "a", tmp_path / "home" / "me" / "b"], vouched=[])
-    told = capsys.readouterr().err
-    assert told.startswith(
-        f"warning: {tmp_path}/home: a link on / (ext4), a file system of this machine alone: the nodes"
-    )
-    assert told.endswith(f"give what it leads to, {tmp_path}/net\n")
-    assert told.count("\n") == 1
+    for paths in ([tmp_path / "home" / "me" / "a", tmp_path / "home" / "me" / "b"], [tmp_path / "home"]):
+        visible.check_shared(paths, vouched=[])
+        told = capsys.readouterr().err
+        assert told.startswith(
+            f"warning: {tmp_path}/home: a link on / (ext4), a file system of this machine alone: the nodes"
+        )
+        assert told.endswith(f"give what it leads to, {tmp_path}/net\n")
+        assert told.count("\n") == 1
     visible.check_shared([tmp_path / "home" / "me" / "a"], vouched=[tmp_path / "home"])
     visible.check_shared([tmp_path / "net" / "mine" / "a"], vouched=[])
     assert capsys.readouterr().err == ""
