@@ -118,9 +118,21 @@ def wait_for(what: Callable[[], object], job: subprocess.Popen[bytes], seconds: 
         time.sleep(0.02)
 
 
+def running_jobs() -> list[str]:
+    """The cluster's jobs that are not over, by its REST interface."""
+    words = shlex.split((LAB / "env").read_text())
+    address = next(word for word in words if word.startswith("FLINK_REST=")).partition("=")[2]
+    with urllib.request.urlopen(f"{address if '://' in address else f'http://{address}'}/jobs", timeout=30) as answer:
+        jobs = json.load(answer)["jobs"]
+    return [job["id"] for job in jobs if job["status"] not in ("FINISHED", "CANCELED", "FAILED")]
+
+
 def tokenizing(output: Path) -> Callable[[], bool]:
-    """Whether the first pass has begun to write: the command writes there too, before a worker has begun."""
-    return lambda: bool(python_workers()) and any((output / ".work").glob("tmp-*"))
+    """Whether the first pass has begun to write.
+
+    The command writes there too, before a worker has begun; and workers of the job before may still be on their way.
+    """
+    return lambda: bool(python_workers()) and any((output / ".work").glob("tmp-*")) and bool(running_jobs())
 
 
 def task_manager(number: int) -> psutil.Process:
@@ -170,15 +182,6 @@ def test_a_python_worker_killed_and_then_a_task_manager_lost_and_replaced(
     lab("flink-up")
     assert job.wait(900) == 0, told(output)
     assert contents(output) == right
-
-
-def running_jobs() -> list[str]:
-    """The cluster's jobs that are not over, by its REST interface."""
-    words = shlex.split((LAB / "env").read_text())
-    address = next(word for word in words if word.startswith("FLINK_REST=")).partition("=")[2]
-    with urllib.request.urlopen(f"{address if '://' in address else f'http://{address}'}/jobs", timeout=30) as answer:
-        jobs = json.load(answer)["jobs"]
-    return [job["id"] for job in jobs if job["status"] not in ("FINISHED", "CANCELED", "FAILED")]
 
 
 def test_a_command_that_is_ended_ends_the_job_and_the_same_command_goes_on(
