@@ -33,9 +33,16 @@ def incomplete(path: Path) -> Path:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file, text as UTF-8, so that a reader sees the old one or the whole new one, whoever else writes it."""
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """An empty file to write, which is on disk and takes the place of a path where the block comes to its end."""
     temporary = incomplete(path)
     with _alone(temporary) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        yield file
         file.flush()
         os.fsync(file.fileno())  # by no other descriptor: sshfs, for one, tells of a write that failed by this alone
         temporary.replace(path)

@@ -13,10 +13,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from preprocessing.locks import refuse_link
 from preprocessing.status import exists
 from preprocessing.terminal import counted
-from trainer.files import append_lines, incomplete, sync
+from trainer.files import append_lines, replacing, sync
 from trainer.run_directory import RunDirectory
 
 INTERVAL = 1.0  # seconds between two writes
@@ -142,16 +141,13 @@ def _is_sound(file: BinaryIO, end: int, step: int) -> bool:
 
 def _rewrite(path: Path, step: int) -> None:
     """Leave the good lines of steps up to ``step``."""
-    refuse_link(incomplete(path))
-    with path.open("rb") as old, incomplete(path).open("wb") as new:
+    with path.open("rb") as old, replacing(path) as new:
         for number, line in enumerate(old, start=1):
             values = _metrics_of(line)
             if values is not None and values["step"] <= step:
                 new.write(line)
             elif values is None and line.endswith(b"\n"):
                 _log.warning("%s: line %d is damaged and left out", path, number)
-    sync(incomplete(path))
-    incomplete(path).replace(path)
 
 
 def _steps_from(file: BinaryIO, begin: int, before: int | None = None) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,7 @@
 """Files of metrics: searched by step, cut back to a checkpoint's, whatever a crash has left in them."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -161,7 +162,10 @@ def test_metrics_without_a_damaged_line_are_on_disk_before_they_take_the_others_
         done.append(f"{path.name} takes the place of {target.name}")
         return replace(path, target)
 
-    monkeypatch.setattr(metrics_log, "sync", lambda path: done.append(f"{path.name} is on disk"))
+    def sync_and_note(descriptor):
+        done.append(f"{Path(f'/proc/self/fd/{descriptor}').readlink().name} is on disk")
+
+    monkeypatch.setattr(os, "fsync", sync_and_note)
     monkeypatch.setattr(Path, "replace", replace_and_note)
     cut_metrics(run, 1)
     new = incomplete(run.metrics).name
