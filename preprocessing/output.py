@@ -17,13 +17,14 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any, Literal
 
 from preprocessing import files
 from preprocessing.layout import VALIDATION_PREFIX, shard_name, split_of
 from preprocessing.schema import MANIFEST, TOKENIZER, Manifest, ShardError
 from preprocessing.sources import DEFAULTS
-from preprocessing.status import exists, is_dir, is_file
+from preprocessing.status import is_dir, status
 from preprocessing.storage_errors import is_full, is_refused, reason
 from preprocessing.tokenization import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from preprocessing.work_files import LOCK, WORK, WorkFile, is_work_file
@@ -148,10 +149,9 @@ def check_own(output: str) -> None:
     if files.is_remote(output):
         return
     with reaching(output):
-        for name, is_such in ((WORK, is_dir), (LOCK, is_file), (TOKENIZER, is_dir)):
-            path = Path(output, name)
-            if path.is_symlink() or (exists(path) and not is_such(path)):
-                kind = "folder" if is_such is is_dir else "file"
+        for name, kind, is_such in ((WORK, "folder", S_ISDIR), (LOCK, "file", S_ISREG), (TOKENIZER, "folder", S_ISDIR)):
+            found = status(Path(output, name), follow=False)
+            if found is not None and not is_such(found.st_mode):
                 raise JobError(f"{output}: {name!r} is no {kind} of its own; remove it, or use another directory")
 
 
