@@ -30,18 +30,7 @@ from typing import Any
 
 import torch
 
-from common import (
-    CURVES,
-    DEMO,
-    HELD_OUT,
-    ROOT,
-    Parts,
-    found_by,
-    missing,
-    one_phase,
-    open_shards,
-    run_programs,
-)
+from common import CURVES, DEMO, HELD_OUT, ROOT, Parts, found_by, missing, one_phase, open_shards, run_programs
 from preprocessing.interruption import end_when_interrupted
 from preprocessing.markdown import markdown_table
 from trainer.config import load_recipe
