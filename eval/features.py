@@ -209,8 +209,9 @@ def hidden_states(examples: Sequence[TaggedSentence], samples: Sequence[Passage]
 def _compute(path: Path, examples: Sequence[TaggedSentence], samples: Sequence[Passage], frozen: Frozen) -> None:
     first_words = np.cumsum([0, *(len(sentence.words) for sentence in examples)])
     staging = incomplete(path)
+    staging.unlink(missing_ok=True)  # of a process that was killed; or a link, which would be written through
     try:
-        with staging.open("wb") as file:
+        with staging.open("xb") as file:
             _write(file, samples, first_words, frozen)
         sync(staging)
     except OSError:  # of a full disk, on which others have results to write

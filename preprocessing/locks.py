@@ -17,7 +17,7 @@ _INTERVAL = 0.5  # seconds between two tries
 
 
 def refuse_link(path: Path) -> None:
-    """See that a file that is to be emptied is no other one, which a link of others may lead to.
+    """See that what is to be emptied or filled is no other one, which a link of others may lead to.
 
     Raises:
         OSError: it is a link.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from preprocessing.locks import refuse_link
 from preprocessing.schema import checksum
 from preprocessing.status import exists, is_file, make_folder
 from preprocessing.storage_errors import UnavailableError, comes_of_passing, is_full, is_passing
@@ -199,7 +200,8 @@ def _writing(run: RunDirectory) -> Iterator[None]:
         if is_passing(error):
             raise
         advice = "make room, and give the same command" if is_full(error) else "choose another --output"
-        raise CheckpointError(f"{run.path}: can't be written ({error.strerror}); {advice}") from None
+        place = error.filename2 or error.filename or run.path
+        raise CheckpointError(f"{place}: can't be written ({error.strerror}); {advice}") from None
 
 
 def _check_same_beginning(run: RunDirectory, init_from: Path | None) -> None:
@@ -264,6 +266,7 @@ def _write_settings(
     weights: dict[str, str] | None,
     step: int,
 ) -> None:
+    refuse_link(run.tokenizer)
     make_folder(run.tokenizer)
     for file in filter(is_file, shards.tokenizer.iterdir()):
         write_atomically(run.tokenizer / file.name, file.read_bytes())

@@ -22,6 +22,7 @@ from preprocessing.tokenization import load_tokenizer
 from tests.conftest import ROOT
 from tests.eval.conftest import CONFIG, random_state
 from tests.eval.small_data import write_conll
+from trainer.files import incomplete
 from trainer.hugging_face import Export
 from trainer.model import BertForPreTraining, BertModel
 from trainer.packing import PackedTokens
@@ -112,6 +113,15 @@ def test_states_whose_computing_was_cut_short_are_computed_again(
         with pytest.raises(KeyboardInterrupt):
             hidden_states(sentences, samples, frozen)
     assert hidden_states(sentences, samples, frozen).any(axis=(1, 2)).all()
+
+
+def test_states_are_not_written_through_a_link(sentences, frozen, encoder, tmp_path: Path) -> None:
+    samples, other = LAST.encode(sentences, encoder, training=True), tmp_path / "other"
+    other.write_text("theirs")
+    frozen.folder.mkdir()
+    incomplete(frozen.folder / f"{frozen.name}.npy").symlink_to(other)
+    assert hidden_states(sentences, samples, frozen).any()
+    assert other.read_text() == "theirs"
 
 
 FILL = """

@@ -715,7 +715,7 @@ def test_a_run_that_can_not_be_taken_over_is_told(call, requeued):
     (requeued.outcome_file / "folder").mkdir(parents=True)
     codes, log = call(world=2)
     assert codes == [2, 2]
-    assert len(re.findall(f"^error: {requeued.path}: can't be written ", log, re.MULTILINE)) == 1
+    assert len(re.findall(f"^error: {requeued.outcome_file}: can't be written ", log, re.MULTILINE)) == 1
 
 
 def test_a_run_that_is_to_be_trained_for_longer_is_not_done_any_more(call, tmp_path):

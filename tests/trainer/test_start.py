@@ -355,8 +355,20 @@ def test_metrics_that_are_no_file_are_told_before_anything_is_trained(call, tmp_
         metrics.mkdir()
         codes, log = call()
         assert codes == [2]
-        assert f"error: {run.path}: can't be written (Is a directory); choose another --output\n" in log
+        assert f"error: {metrics}: can't be written (Is a directory); choose another --output\n" in log
         assert run.ending == "failed"
+
+
+def test_a_tokenizer_that_somebody_s_link_leads_to_is_not_written(call, tmp_path):
+    run, others = RunDirectory(tmp_path / "run"), tmp_path / "others"
+    assert call("train.max_steps=1")[0] == [0]
+    run.tokenizer.rename(others)
+    (others / "vocab.txt").write_text("theirs\n")
+    run.tokenizer.symlink_to(others)
+    codes, log = call()
+    assert codes == [2]
+    assert f"error: {run.tokenizer}: can't be written (a link, where " in log
+    assert (others / "vocab.txt").read_text() == "theirs\n"
 
 
 def test_a_folder_beside_the_tokenizer_s_files_is_nobody_s_mistake(call, tmp_path):
