@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,23 @@ def pods(value: Any) -> Iterator[dict[str, Any]]:
 
 def pod_templates(value: Any) -> Iterator[dict[str, Any]]:
     """Every Pod's template within objects of whatever kind."""
+    return within(value, lambda found: "containers" in found.get("spec", {}))
+
+
+def jobs(value: Any) -> Iterator[dict[str, Any]]:
+    """Every Job's spec, of a set or by itself, within objects of whatever kind."""
+    return within(value, lambda found: {"backoffLimit", "backoffLimitPerIndex"} & found.keys())
+
+
+def within(value: Any, is_wanted: Callable[[dict[str, Any]], object]) -> Iterator[dict[str, Any]]:
+    """Every mapping of a kind within lists and mappings."""
     if isinstance(value, dict):
-        if "containers" in value.get("spec", {}):
+        if is_wanted(value):
             yield value
-        for child in value.values():
-            yield from pod_templates(child)
-    elif isinstance(value, list):
+        value = list(value.values())
+    if isinstance(value, list):
         for child in value:
-            yield from pod_templates(child)
+            yield from within(child, is_wanted)
 
 
 def containers(pod: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -13,8 +13,9 @@ import yaml
 
 from cluster.k8s.launch import POD_GROUP, POD_USER
 from tests.cluster.k8s import kustomize
-from tests.cluster.k8s.kustomize import containers, needs_kubectl, only, pods
+from tests.cluster.k8s.kustomize import containers, jobs, needs_kubectl, only, pods
 from tests.conftest import ROOT
+from trainer.outcome import EXIT_CODES, MISTAKE
 
 K8S = ROOT / "cluster" / "k8s"
 OVERLAYS = sorted(path.parent for path in (K8S / "overlays").glob("*/*-*/kustomization.yaml"))
@@ -99,8 +100,18 @@ class TestEveryPod:
         for pod in pods:
             for box in containers(pod):
                 if box.get("image", "").startswith("bert-"):
-                    user = {**pod["securityContext"], **box.get("securityContext", {})}["runAsUser"]
-                    assert user == POD_USER
+                    context = {**pod["securityContext"], **box.get("securityContext", {})}
+                    assert (context["runAsUser"], context["runAsGroup"]) == (POD_USER, POD_GROUP)
+
+    def test_is_not_told_of_other_services(self, pods):
+        """By variables, which those of some namespaces make thousands."""
+        assert all(pod["enableServiceLinks"] is False for pod in pods)
+
+    def test_of_ours_has_no_program_as_process_1_which_sigterm_would_not_end(self, pods):
+        for pod in pods:
+            if pod["containers"][0]["name"] != "flink-main-container":
+                assert pod["shareProcessNamespace"] is True
+                assert pod["restartPolicy"] == "Never"
 
     def test_names_secrets_and_has_none(self, pods):
         for pod in pods:
@@ -159,7 +170,44 @@ def test_one_lost_pod_restarts_the_gang(overlay: Path):
     jobset = only(objects, "JobSet")["spec"] if overlay.name == "pretrain-jobset" else (
         only(objects, "TrainingRuntime")["spec"]["template"]["spec"])  # fmt: skip
     assert jobset["failurePolicy"]["maxRestarts"] > 0
+    (rule,) = jobset["failurePolicy"]["rules"]  # but for what would come again
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     assert jobset["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 0
+
+
+def action_on(job: dict[str, Any], code: int = 137, *, is_disrupted: bool = False) -> str:
+    """What becomes of a Job one of whose Pods fails: the first of its policy's rules that fits decides."""
+    for rule in job.get("podFailurePolicy", {}).get("rules", []):
+        if codes := rule.get("onExitCodes"):
+            fits = codes["operator"] == "In" and code in codes["values"]
+        else:
+            fits = is_disrupted and rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+        if fits:
+            return rule["action"]
+    return "Count"
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=name)
+def test_what_would_come_again_ends_a_job_and_what_is_nobody_s_fault_is_not_counted(overlay: Path):
+    (job,) = jobs(build(overlay))
+    if overlay.name == "preprocess-flink":  # which goes on in Flink without it
+        assert (job["backoffLimit"], action_on(job, MISTAKE)) == (0, "Count")
+        return
+    assert action_on(job, MISTAKE) == "FailJob"
+    assert [action_on(job, code) for code in (1, 137)] == ["Count"] * 2
+    is_a_set_s = overlay.name in ("pretrain-jobset", "pretrain-trainjob")  # where one Pod that is lost ends all
+    assert action_on(job, is_disrupted=True) == ("Count" if is_a_set_s else "Ignore")
+    if overlay.name.startswith("pretrain"):
+        assert action_on(job, EXIT_CODES["failed"]) == "FailJob"
+        assert action_on(job, EXIT_CODES["requeue"]) == "Ignore"
+
+
+@needs_kubectl
+def test_a_point_of_evaluation_that_fails_is_tried_again_without_the_others():
+    job = only(build(K8S / "overlays" / "bert-large" / "eval-job"), "Job")["spec"]
+    assert job["completionMode"] == "Indexed"
+    assert job["backoffLimitPerIndex"] > 0
 
 
 @needs_kubectl
