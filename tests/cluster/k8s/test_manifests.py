@@ -13,7 +13,7 @@ import yaml
 
 from cluster.k8s.launch import POD_GROUP, POD_USER
 from tests.cluster.k8s import kustomize
-from tests.cluster.k8s.kustomize import containers, jobs, needs_kubectl, only, pods
+from tests.cluster.k8s.kustomize import containers, jobs, needs_kubectl, only, pods, variables
 from tests.conftest import ROOT
 from trainer.outcome import EXIT_CODES, MISTAKE
 
@@ -95,13 +95,23 @@ class TestEveryPod:
         for pod in pods:
             if "shared" in [volume["name"] for volume in pod["volumes"]]:
                 assert pod["securityContext"]["fsGroup"] == POD_GROUP
+                assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"  # a large volume takes hours
+
+    def test_has_the_claim_and_folders_of_a_limited_size(self, pods):
+        for volume in [volume for pod in pods for volume in pod["volumes"]]:
+            if volume["name"] == "shared":
+                assert volume["persistentVolumeClaim"] == {"claimName": "bert-pretraining"}
+            else:
+                assert volume["emptyDir"]["sizeLimit"].endswith("Gi")
+                assert (volume["emptyDir"].get("medium") == "Memory") == (volume["name"] == "shm")
 
     def test_runs_our_programs_as_the_user_that_a_launch_lets_read(self, pods):
-        for pod in pods:
-            for box in containers(pod):
-                if box.get("image", "").startswith("bert-"):
-                    context = {**pod["securityContext"], **box.get("securityContext", {})}
-                    assert (context["runAsUser"], context["runAsGroup"]) == (POD_USER, POD_GROUP)
+        of_ours = [(pod, box) for pod in pods for box in containers(pod) if "/bert-pre" in box.get("image", "")]
+        assert of_ours
+        for pod, box in of_ours:
+            context = {**pod["securityContext"], **box.get("securityContext", {})}
+            assert (context["runAsUser"], context["runAsGroup"]) == (POD_USER, POD_GROUP)
+            assert {"name": "HOME", "value": "/tmp"} in box["env"] or box in pod["initContainers"]
 
     def test_is_not_told_of_other_services(self, pods):
         """By variables, which those of some namespaces make thousands."""
@@ -132,6 +142,20 @@ def test_training_pods_are_the_same_in_all_kinds(overlay: Path):
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}} in pod["volumes"]
     assert {"name": "shared", "persistentVolumeClaim": {"claimName": "bert-pretraining"}} in pod["volumes"]
     assert node["command"][:3] == ["python", "-m", "cluster.k8s.ranks"]  # no shell between SIGTERM and the ranks
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", [path for path in OVERLAYS if not path.name.startswith("preprocess")], ids=name)
+def test_a_pod_waits_for_what_it_reads_and_may_go_without_mlflow(overlay: Path):
+    (pod,) = pods(build(overlay))
+    (wait,), (box,) = pod["initContainers"], pod["containers"]
+    place = "RUN" if overlay.name == "eval-job" else "SHARDS"
+    assert wait["command"] == ["python", "-m", "cluster.k8s.wait", f"--{place.lower()}", f"$({place})",
+                               "--minutes", "$(WAIT_MINUTES)"]  # fmt: skip
+    assert variables(wait)[place] == variables(box)[place]
+    assert int(variables(wait)["WAIT_MINUTES"]) > 0
+    assert wait["volumeMounts"] == [{"name": "shared", "mountPath": "/shared", "readOnly": True}]
+    assert box["envFrom"] == [{"secretRef": {"name": "mlflow", "optional": True}}]
 
 
 @needs_kubectl
@@ -226,3 +250,17 @@ def test_the_command_finds_its_flink_cluster():
     server = next(box for box in pod["initContainers"] if box["name"] == "jobserver")
     assert {"name": "FLINK", "value": only(objects, "FlinkDeployment")["metadata"]["name"]} in server["env"]
     assert {"name": "TASKMANAGERS", "value": "32"} in pod["containers"][0]["env"]
+
+
+@needs_kubectl
+def test_flink_restarts_a_job_and_is_the_version_of_its_job_server():
+    objects = build(K8S / "overlays" / "bert-large" / "preprocess-flink")
+    flink = only(objects, "FlinkDeployment")["spec"]
+    settings = flink["flinkConfiguration"]
+    assert settings["restart-strategy.type"] == "fixed-delay"  # its own default is to fail at the first fault
+    assert int(settings["restart-strategy.fixed-delay.attempts"]) > 0
+    assert settings["taskmanager.numberOfTaskSlots"] == "1"  # as one worker of Python's is beside each
+    minor = flink["flinkVersion"].removeprefix("v").replace("_", ".")
+    assert flink["image"].startswith(f"flink:{minor}.")
+    server = only(objects, "Job")["spec"]["template"]["spec"]["initContainers"][0]
+    assert server["image"].startswith(f"apache/beam_flink{minor}_job_server:")
