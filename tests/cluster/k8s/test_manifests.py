@@ -249,7 +249,12 @@ def test_the_command_finds_its_flink_cluster():
     pod = only(objects, "Job")["spec"]["template"]["spec"]
     server = next(box for box in pod["initContainers"] if box["name"] == "jobserver")
     assert {"name": "FLINK", "value": only(objects, "FlinkDeployment")["metadata"]["name"]} in server["env"]
-    assert {"name": "TASKMANAGERS", "value": "32"} in pod["containers"][0]["env"]
+    assert "--flink-master=$(FLINK)-rest:8081" in server["args"]
+    assert server["restartPolicy"] == "Always"  # beside the command, which starts once the port is open
+    (box,) = pod["containers"]
+    assert f"--job_endpoint=localhost:{server['startupProbe']['tcpSocket']['port']}" in box["command"]
+    assert box["command"][:5] == ["python", "-m", "preprocessing.beam_cli", "run", "preprocessing/make_shards.py"]
+    assert {"name": "TASKMANAGERS", "value": "32"} in box["env"]
 
 
 @needs_kubectl
