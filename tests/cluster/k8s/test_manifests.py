@@ -196,7 +196,9 @@ def test_one_lost_pod_restarts_the_gang(overlay: Path):
     assert jobset["failurePolicy"]["maxRestarts"] > 0
     (rule,) = jobset["failurePolicy"]["rules"]  # but for what would come again
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
-    assert jobset["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 0
+    (nodes,) = jobset["replicatedJobs"]
+    assert (nodes["name"], nodes.get("replicas", 1)) == ("node", 1)
+    assert nodes["template"]["spec"]["backoffLimit"] == 0
 
 
 def action_on(job: dict[str, Any], code: int = 137, *, is_disrupted: bool = False) -> str:
@@ -240,7 +242,27 @@ def test_the_plain_jobs_pods_find_each_other():
     job, service = only(objects, "Job"), only(objects, "Service")
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"] == "bert-large-pretrain"
     assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True  # ranks look for each other before they are ready
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+
+
+@needs_kubectl
+@pytest.mark.parametrize(("overlay", "named_by", "first"), [
+    (PRETRAIN[0], ("JOB", "batch.kubernetes.io/job-name"), "$(JOB)-0.$(JOB)"),
+    (PRETRAIN[1], ("JOBSET", "jobset.sigs.k8s.io/jobset-name"), "$(JOBSET)-node-0-0.$(JOBSET)"),
+], ids=["job", "jobset"])  # fmt: skip
+def test_a_node_knows_its_number_and_the_first_one_s_name(overlay: Path, named_by, first):
+    """Of a TrainJob the trainer tells it; a JobSet's jobs are Indexed unless they say something else."""
+    objects = build(overlay)
+    (pod,), (job,) = pods(objects), jobs(objects)
+    assert job.get("completionMode", "Indexed" if overlay == PRETRAIN[1] else "NonIndexed") == "Indexed"
+    (node,) = pod["containers"]
+    fields = {item["name"]: item["valueFrom"]["fieldRef"]["fieldPath"]
+              for item in node["env"] if "fieldRef" in item.get("valueFrom", {})}  # fmt: skip
+    variable, label = named_by
+    assert fields == {variable: f"metadata.labels['{label}']",
+                      "PET_NODE_RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}  # fmt: skip
+    assert variables(node)["PET_MASTER_ADDR"] == first
 
 
 @needs_kubectl
